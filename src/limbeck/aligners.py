@@ -1,0 +1,95 @@
+"""How two widths become one: an aligner takes the compared features, a list a side, and makes them comparable.
+
+Aligners are trained beside the student and saved beside it, never in it.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+Sides = tuple[list[Tensor], list[Tensor]]
+
+
+class NoAligner(nn.Module):
+    """Compare as is; both widths must be equal."""
+
+    def __init__(self, student: int, teacher: int, pairs: int) -> None:
+        super().__init__()
+        self.fits = student == teacher
+
+    def forward(self, student: Sequence[Tensor], teacher: Sequence[Tensor]) -> Sides:
+        return list(student), list(teacher)
+
+
+class Linear(nn.Module):
+    """A linear map a layer, from the student's width to the teacher's.
+
+    At equal widths there is nothing to map and it is left out, unless `always`.
+    """
+
+    def __init__(self, student: int, teacher: int, pairs: int, *, always: bool = False) -> None:
+        super().__init__()
+        count = pairs if always or student != teacher else 0
+        self.maps = nn.ModuleList(nn.Linear(student, teacher) for _ in range(count))
+
+    def forward(self, student: Sequence[Tensor], teacher: Sequence[Tensor]) -> Sides:
+        return [m(s) for m, s in zip(self.maps, student)] or list(student), list(teacher)
+
+
+class Shared(nn.Module):
+    """One linear map for all layers, from the student's width to the teacher's (TinyBERT)."""
+
+    def __init__(self, student: int, teacher: int, pairs: int) -> None:
+        super().__init__()
+        self.map = nn.Linear(student, teacher)
+
+    def forward(self, student: Sequence[Tensor], teacher: Sequence[Tensor]) -> Sides:
+        return [self.map(s) for s in student], list(teacher)
+
+
+class Anchor(nn.Module):
+    """A linear map that never trains: orthogonal, without bias."""
+
+    weight: Tensor
+
+    def __init__(self, inside: int, outside: int) -> None:
+        super().__init__()
+        self.register_buffer("weight", nn.init.orthogonal_(torch.empty(outside, inside)))
+
+    def forward(self, states: Tensor) -> Tensor:
+        return nn.functional.linear(states, self.weight)
+
+
+class Both(nn.Module):
+    """Both sides to a common `width`, a map a layer and side (RAIL-KD).
+
+    The teacher's maps stay at an orthogonal start: trained together, both sides collapse onto one direction.
+    """
+
+    def __init__(self, student: int, teacher: int, pairs: int, *, width: int = 128, train_teacher: bool = False):
+        super().__init__()
+        self.student = nn.ModuleList(nn.Linear(student, width) for _ in range(pairs))
+        self.teacher = nn.ModuleList(_teacher_map(teacher, width, train_teacher) for _ in range(pairs))
+
+    def forward(self, student: Sequence[Tensor], teacher: Sequence[Tensor]) -> Sides:
+        return [m(s) for m, s in zip(self.student, student)], [m(t) for m, t in zip(self.teacher, teacher)]
+
+
+class Concat(nn.Module):
+    """All layers of a side joined into one vector, then mapped to `width`, a map a side (RAIL-KD's concatenation)."""
+
+    def __init__(self, student: int, teacher: int, pairs: int, *, width: int = 128, train_teacher: bool = False):
+        super().__init__()
+        self.student = nn.Linear(student * pairs, width)
+        self.teacher = _teacher_map(teacher * pairs, width, train_teacher)
+
+    def forward(self, student: Sequence[Tensor], teacher: Sequence[Tensor]) -> Sides:
+        return [self.student(torch.cat(list(student), -1))], [self.teacher(torch.cat(list(teacher), -1))]
+
+
+ALIGNERS = {"none": NoAligner, "linear": Linear, "shared": Shared, "both": Both, "concat": Concat}
+
+
+def _teacher_map(inside: int, outside: int, train: bool) -> nn.Module:
+    return nn.Linear(inside, outside, bias=False) if train else Anchor(inside, outside)

@@ -1,0 +1,124 @@
+"""Where each family keeps its blocks, attention and classifier.
+
+A new family is one entry in FAMILIES. Everything else about a model (depth, widths, heads, inputs) is read off it.
+"""
+
+import copy
+import inspect
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from limbeck.errors import LimbeckError
+
+
+@dataclass(frozen=True)
+class Family:
+    """Paths inside a family's models."""
+
+    blocks: str  # the list of blocks, from the base model
+    attention: str  # the self-attention, from a block
+    head: tuple[str, ...]  # what stands between the last block and the predictions, from the whole model
+    output: str  # the last linear map, one row a label, from the whole model
+    # The projections, from the self-attention, of families that do not use transformers' attention interface.
+    projections: tuple[str, str, str] | None = None
+
+
+BERT = Family("encoder.layer", "attention.self", ("bert.pooler", "classifier"), "classifier")
+TWO_LAYER_HEAD = Family("encoder.layer", "attention.self", ("classifier",), "classifier.out_proj")
+FAMILIES = {
+    "bert": BERT,
+    "roberta": TWO_LAYER_HEAD,
+    "xlm-roberta": TWO_LAYER_HEAD,
+    "electra": TWO_LAYER_HEAD,
+    "distilbert": Family("transformer.layer", "attention", ("pre_classifier", "classifier"), "classifier"),
+    "mpnet": Family(
+        "encoder.layer", "attention.attn", ("classifier",), "classifier.out_proj", projections=("q", "k", "v")
+    ),
+}
+
+
+class Shape(NamedTuple):
+    """A model's sizes, read off it."""
+
+    layers: int
+    width: int
+    heads: int
+    labels: int
+
+
+def family(model: PreTrainedModel) -> Family:
+    """The family's paths, or an error that says what to add."""
+    kind = model.config.model_type
+    if kind not in FAMILIES:
+        raise LimbeckError(
+            f'model type "{kind}" is not one limbeck knows how to tap. Known: {", ".join(sorted(FAMILIES))}. '
+            "A new family is one entry in limbeck/architectures.py: the paths of its blocks, self-attention and head."
+        )
+    return FAMILIES[kind]
+
+
+def blocks(model: PreTrainedModel) -> nn.ModuleList:
+    """The model's blocks, in order; block k gives layer k, counted from 1."""
+    found = model.base_model.get_submodule(family(model).blocks)
+    if not isinstance(found, nn.ModuleList):
+        raise LimbeckError(f"{family(model).blocks} of {type(model).__name__} is no list of blocks.")
+    return found
+
+
+def self_attention(model: PreTrainedModel, layer: int) -> nn.Module:
+    """The self-attention of layer k, counted from 1."""
+    return blocks(model)[layer - 1].get_submodule(family(model).attention)
+
+
+def head(model: PreTrainedModel) -> dict[str, nn.Module]:
+    """Pooler and classifier, by name."""
+    return {name: model.get_submodule(name) for name in family(model).head}
+
+
+def output_map(model: PreTrainedModel) -> nn.Linear:
+    """The linear map whose rows are the labels."""
+    found = model.get_submodule(family(model).output)
+    if not isinstance(found, nn.Linear):
+        raise LimbeckError(f"{family(model).output} of {type(model).__name__} is no linear map.")
+    return found
+
+
+def shape(model: PreTrainedModel) -> Shape:
+    """The model's depth, width, heads and labels."""
+    config = model.config
+    return Shape(len(blocks(model)), config.hidden_size, config.num_attention_heads, config.num_labels or 0)
+
+
+def inputs(model: PreTrainedModel) -> tuple[str, ...]:
+    """The token columns the model takes."""
+    taken = inspect.signature(model.base_model.forward).parameters
+    columns = ["input_ids", "attention_mask"]
+    # RoBERTa's forward takes token types, but it has one type only: the tokenizer's 1s would be out of range.
+    if "token_type_ids" in taken and getattr(model.config, "type_vocab_size", 0) > 1:
+        columns.append("token_type_ids")
+    return tuple(columns)
+
+
+def shortened(model: PreTrainedModel, depth: int) -> nn.Module:
+    """The base model with its first `depth` blocks and no pooler, sharing every weight; the original is untouched."""
+    base = model.base_model
+    view = _shallow(base)
+    *containers, last = family(model).blocks.split(".")
+    inner, inner_view = base, view
+    for name in containers:
+        inner, copied = inner.get_submodule(name), _shallow(inner.get_submodule(name))
+        inner_view._modules[name] = copied
+        inner_view = copied
+    inner_view._modules[last] = nn.ModuleList(blocks(model)[:depth])
+    if "pooler" in view._modules:
+        view._modules["pooler"] = None
+    return view
+
+
+def _shallow(module: nn.Module) -> nn.Module:
+    view = copy.copy(module)
+    view._modules = dict(module._modules)
+    return view

@@ -1,0 +1,250 @@
+"""What a run would do, from one tiny forward and backward: before hours are spent on it."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+from torch import Tensor
+
+from limbeck import architectures, efficiency
+from limbeck.data.plan import bucket
+from limbeck.distiller import Distiller
+from limbeck.engine.progress import clock
+from limbeck.objectives import Match, Moment, Objective
+from limbeck.prepare import Prepared
+from limbeck.taps import Tap
+
+EXAMPLES = 8  # how many a timed step takes at most
+
+
+@dataclass
+class Term:
+    """One objective, as bound to the models."""
+
+    name: str
+    what: str
+    pairs: list[tuple[int, int]]  # student layer, teacher layer
+    drawn: bool  # the pairs are one draw of many
+    widths: tuple[int, int] | None
+    aligner: str
+    aligner_parameters: int
+    weight: str
+    value: float  # at the start, unweighted
+    share: float  # of the weighted loss, at the weight the stage ends with
+
+
+@dataclass
+class StageReport:
+    """One stage, examined."""
+
+    name: str
+    steps: int
+    batch: int
+    lr: float
+    trains: int
+    frozen: int
+    unreached: list[str]
+    student_sites: list[str]
+    teacher_sites: list[str]
+    teacher_blocks: tuple[int, int] | None  # run, of
+    keeps: str
+    terms: list[Term]
+    memory_gib: float
+    seconds: float
+
+
+@dataclass
+class Report:
+    """All a user should know before the run."""
+
+    recipe: str
+    notes: list[str]
+    task_values: dict[str, Any]
+    student: dict[str, int]
+    teacher: dict[str, int] | None
+    stages: list[StageReport] = field(default_factory=list)
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return asdict(self)
+
+
+def examine(prepared: Prepared, task_values: dict[str, Any]) -> Report:
+    """Run one small step of every stage and say what it showed; nothing is written and no weight moves."""
+    report = Report(
+        prepared.request.recipe.name,
+        prepared.notes,
+        task_values,
+        _model(prepared.student),
+        _model(prepared.teacher) if prepared.teacher is not None else None,
+    )
+    for index in range(len(prepared.stages)):
+        unreached = prepared.set_trained(index)
+        report.stages.append(_stage(prepared, index, unreached))
+    return report
+
+
+def _stage(prepared: Prepared, index: int, unreached: list[str]) -> StageReport:
+    distiller, stage = prepared.distillers[index], prepared.stages[index]
+    parameters = list(distiller.parameters())
+    trains = sum(p.numel() for p in parameters if p.requires_grad)
+    values = {name: float(part) for name, part in _probe(distiller, prepared.probe()).items()}
+    seconds, saved = _timed_step(prepared, distiller, stage.batch)
+    everything = sum(p.numel() for p in parameters)
+    teacher = efficiency.parameters(prepared.teacher) if prepared.teacher is not None else 0
+    live = distiller.teacher
+    return StageReport(
+        name=stage.name,
+        steps=distiller.steps,
+        batch=stage.batch,
+        lr=stage.lr,
+        trains=trains,
+        frozen=everything - trains,
+        unreached=unreached,
+        student_sites=_sites(distiller.tap),
+        teacher_sites=_sites(live.tap) if live else [],
+        teacher_blocks=(live.tap.depth, architectures.shape(live.model).layers) if live else None,
+        keeps=prepared.keeps(index),
+        terms=list(_terms(distiller, values, prepared)),
+        # Weights of both, and for what trains its gradient and the optimiser's two moments.
+        memory_gib=(4 * (everything + teacher + 3 * trains) + saved) / 2**30,
+        seconds=seconds * distiller.steps,
+    )
+
+
+def _terms(distiller: Distiller, values: dict[str, float], prepared: Prepared) -> Iterator[Term]:
+    end = {name: abs(o.schedule(1.0) * values[name]) for name, o in distiller.terms.items()}
+    total = sum(end.values()) or 1.0
+    student = architectures.shape(prepared.student)
+    teacher = architectures.shape(prepared.teacher) if prepared.teacher is not None else None
+    for name, objective in distiller.terms.items():
+        matched = isinstance(objective, Match)
+        width = objective.feature.width if matched else None
+        yield Term(
+            name=name,
+            what=_what(objective),
+            pairs=objective.pairs() if matched else [],
+            drawn=matched and objective.layers.draw is not None,
+            widths=(getattr(student, width), getattr(teacher, width)) if width else None,
+            aligner=str(objective.align) if matched else "",
+            aligner_parameters=sum(p.numel() for p in objective.parameters()),
+            weight=objective.weight,
+            value=values[name],
+            share=end[name] / total,
+        )
+
+
+def _what(objective: Objective) -> str:
+    return str(objective.call) if isinstance(objective, Match) else type(objective).__name__.lower()
+
+
+def _probe(distiller: Distiller, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    for objective in distiller.terms.values():
+        objective.at(Moment(seed=distiller.seed, stage=distiller.stage))
+    with torch.no_grad():
+        return distiller.eval()(**batch).parts
+
+
+def _timed_step(prepared: Prepared, distiller: Distiller, batch: int) -> tuple[float, float]:
+    """Seconds and saved bytes of a step, from a forward and backward of a few examples of middling length."""
+    lengths = prepared.train.lengths
+    few = min(batch, EXAMPLES, len(lengths))
+    middle = np.argsort(lengths, kind="stable")[(len(lengths) - few) // 2 :][:few]
+    examples = prepared.train.batch(middle, bucket(int(lengths[middle].max()), prepared.longest))
+    seen: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        seen[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    for parameter in distiller.parameters():
+        seen[parameter.untyped_storage().data_ptr()] = 0
+    weights = set(seen)
+    seconds = 0.0
+    for _ in range(2):  # the first warms up
+        start = time.perf_counter()
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            loss = distiller.train()(**examples).loss
+        loss.backward()
+        seconds = time.perf_counter() - start
+        distiller.zero_grad(set_to_none=True)
+    distiller.eval()
+    saved = sum(size for place, size in seen.items() if place not in weights) / 2  # seen twice
+    return seconds * batch / few, saved * batch / few
+
+
+def _sites(tap: Tap) -> list[str]:
+    """`cls 2, 4`: each feature with its layers."""
+    by_name: dict[str, list[int]] = {}
+    for name, layer in tap.sites:
+        by_name.setdefault(name, []).append(layer)
+    return [name if layers == [-1] else f"{name} {', '.join(map(str, layers))}" for name, layers in by_name.items()]
+
+
+def _model(model) -> dict[str, int]:
+    return {**architectures.shape(model)._asdict(), "parameters": efficiency.parameters(model)}
+
+
+def shown(report: Report) -> Group:
+    """The report as a person reads it."""
+    parts: list[Any] = [Text(note, style="dim") for note in report.notes]
+    if report.task_values:
+        values = ", ".join(f"{path} = {value}" for path, value in report.task_values.items())
+        parts.append(Text(f"values of the recipe for this task: {values}"))
+    for who, model in (("teacher", report.teacher), ("student", report.student)):
+        if model:
+            parts.append(
+                Text(
+                    f"{who}: {model['layers']} layers, width {model['width']}, {model['heads']} heads, "
+                    f"{model['parameters'] / 1e6:.1f} M parameters"
+                )
+            )
+    for stage in report.stages:
+        parts += ["", _stage_table(stage), *_stage_lines(stage)]
+    return Group(*parts)
+
+
+def _stage_table(stage: StageReport) -> Table:
+    table = Table(
+        title=f"stage {stage.name}",
+        title_justify="left",
+        caption="layers: student ← teacher, 0 is the embeddings; value: at the start, before the weight",
+    )
+    for heading in ("part", "compares", "layers", "widths", "aligner", "weight"):
+        table.add_column(heading)
+    for heading in ("value", "share"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for term in stage.terms:
+        pairs = ", ".join("logits" if s < 0 else f"{s} ← {t}" for s, t in term.pairs)
+        aligner = f"{term.aligner}: {term.aligner_parameters:,} parameters" if term.aligner_parameters else "none"
+        table.add_row(
+            term.name,
+            term.what,
+            f"{pairs} (one draw)" if term.drawn else pairs,
+            f"{term.widths[0]}, {term.widths[1]}" if term.widths else "",
+            aligner if term.pairs else "",
+            term.weight,
+            f"{term.value:.3g}",
+            f"{term.share:.1%}",
+        )
+    return table
+
+
+def _stage_lines(stage: StageReport) -> Iterator[str]:
+    yield f"  trains {stage.trains:,} parameters; {stage.frozen:,} are frozen; keeps the {stage.keeps} student"
+    if stage.unreached:
+        yield f"  no objective reaches {', '.join(stage.unreached)}: frozen"
+    yield f"  reads of the student: {'; '.join(stage.student_sites)}"
+    if stage.teacher_blocks:
+        run, of = stage.teacher_blocks
+        yield f"  reads of the teacher: {'; '.join(stage.teacher_sites)} ({run} of {of} layers run)"
+    yield (
+        f"  {stage.steps:,} steps of {stage.batch} examples at lr {stage.lr:g}: about {clock(stage.seconds)} here, "
+        f"about {stage.memory_gib:.1f} GiB"
+    )

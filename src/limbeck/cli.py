@@ -1,0 +1,296 @@
+"""The command line: one short function a command, no logic.
+
+torch is imported inside the commands that need it, so that help comes at once.
+"""
+
+import inspect
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markdown import Markdown
+from rich.table import Table
+
+from limbeck.errors import LimbeckError
+
+app = typer.Typer(
+    name="limbeck",
+    help="Turn a large transformer into a small one that keeps its quality.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+)
+out = Console(highlight=False, soft_wrap=True)
+
+DATA, TRAINING, STUDENT = "What to learn from", "How to train", "The models"
+
+
+def _option(names: str, help: str, panel: str | None = None, **more: Any) -> Any:
+    return typer.Option(*names.split(), help=help, rich_help_panel=panel, **more)
+
+
+@dataclass
+class Data:
+    """Options that say what the data are."""
+
+    task: Annotated[str | None, _option("--task", "A GLUE task: cola, sst2, mrpc, stsb, qqp, mnli, …", DATA)] = None
+    data: Annotated[
+        str | None, _option("--data", "Folder of the official TSV files, or the id of a dataset on the hub.", DATA)
+    ] = None
+    train: Annotated[str | None, _option("--train", "Your own file: CSV, TSV, JSONL or Parquet.", DATA)] = None
+    eval: Annotated[str | None, _option("--eval", "The file to select on; without it, a tenth is held out.", DATA)] = (
+        None
+    )
+    test: Annotated[str | None, _option("--test", "A file to score on at the end.", DATA)] = None
+    text: Annotated[
+        str | None, _option("--text", "The column with the text; guessed and shown if not given.", DATA)
+    ] = None
+    text_pair: Annotated[str | None, _option("--text-pair", "The column with the second text.", DATA)] = None
+    label: Annotated[str | None, _option("--label", "The column with the label.", DATA)] = None
+    labels: Annotated[str | None, _option("--labels", "The label names in order: no,yes.", DATA)] = None
+    max_length: Annotated[int, _option("--max-length", "Tokens an example may have; longer ones are cut.", DATA)] = 128
+
+    def spec(self) -> dict[str, Any]:
+        """As DataSpec takes it."""
+        names = tuple(name.strip() for name in self.labels.split(",")) if self.labels else None
+        return {**asdict(self), "labels": names}
+
+
+@dataclass
+class Models:
+    """Options that say which models meet."""
+
+    teacher: Annotated[str, _option("--teacher", "The model to distil: a hub id, a folder or a run folder.", STUDENT)]
+    layers: Annotated[int | None, _option("--layers", "How many layers the student has.", STUDENT)] = None
+    width: Annotated[int | None, _option("--width", "The student's width; needs a random start.", STUDENT)] = None
+    student: Annotated[
+        str | None, _option("--student", "A checkpoint to start from instead of the teacher's layers.", STUDENT)
+    ] = None
+
+
+@dataclass
+class Change:
+    """Options that change a recipe."""
+
+    seed: Annotated[int, _option("--seed", "Everything random follows from it.", TRAINING)] = 42
+    set: Annotated[
+        list[str] | None,
+        _option("--set", "Change a value of the recipe: stages.distil.lr=5e-5. Stage `*` is every one.", TRAINING),
+    ] = None
+    epochs: Annotated[float | None, _option("--epochs", "Short for --set stages.*.epochs=…", TRAINING)] = None
+    lr: Annotated[float | None, _option("--lr", "Short for --set stages.*.lr=…", TRAINING)] = None
+    batch: Annotated[int | None, _option("--batch", "Short for --set stages.*.batch=…", TRAINING)] = None
+    allow_code: Annotated[
+        bool, _option("--allow-code", "Let the recipe name Python functions by dotted path.", TRAINING)
+    ] = False
+
+    def overrides(self) -> list[str]:
+        """The shortcuts, then what --set says."""
+        from limbeck.spec import code_allowed
+
+        code_allowed.set(self.allow_code)
+        short = {"epochs": self.epochs, "lr": self.lr, "batch": self.batch}
+        return [f"stages.*.{key}={value}" for key, value in short.items() if value is not None] + (self.set or [])
+
+
+@dataclass
+class Going:
+    """Options that change how a run goes, not what it learns."""
+
+    out: Annotated[Path, _option("--out", "The run folder to write.")]
+    resume: Annotated[bool, _option("--resume", "Go on where a killed run stopped, exactly.", TRAINING)] = False
+    micro_batch: Annotated[
+        int | None, _option("--micro-batch", "Examples at once on a device; the rest is accumulated.", TRAINING)
+    ] = None
+    save_every: Annotated[float, _option("--save-every", "Seconds between checkpoints.", TRAINING)] = 60.0
+    log_every: Annotated[int, _option("--log-every", "Steps between lines of metrics.jsonl.", TRAINING)] = 10
+    track: Annotated[
+        str | None, _option("--track", "Also log to tensorboard, wandb, … (any tracker of Accelerate).", TRAINING)
+    ] = None
+    quiet: Annotated[bool, _option("--quiet", "Only errors.")] = False
+
+    def options(self) -> dict[str, Any]:
+        """As distill and finetune take them."""
+        from limbeck.engine.loop import Pace
+
+        pace = Pace(self.micro_batch, self.log_every, self.save_every)
+        return {"out": self.out, "resume": self.resume, "track": self.track, "pace": pace, "quiet": self.quiet}
+
+
+DEBUG = _option("--debug", "Show the traceback of an error.")
+
+
+def takes(**groups: type) -> Callable[[Callable], Callable]:
+    """Give a command the options of each group; each group arrives as one argument."""
+
+    def decorate(command: Callable) -> Callable:
+        own = [p for p in inspect.signature(command).parameters.values() if p.name not in groups]
+        given = [
+            inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, annotation=f.type, default=_default(f))
+            for group in groups.values()
+            for f in fields(group)
+        ]
+        debug = inspect.Parameter(
+            "debug", inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[bool, DEBUG], default=False
+        )
+
+        @wraps(command)
+        def run(debug: bool, **values: Any) -> None:
+            filled = {
+                name: group(**{f.name: values.pop(f.name) for f in fields(group)}) for name, group in groups.items()
+            }
+            command(**values, **filled)
+
+        parameters = [*own, *given, debug]
+        parameters.sort(key=lambda p: p.default is not inspect.Parameter.empty)
+        run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
+        )
+        run.__annotations__ = {p.name: p.annotation for p in parameters}
+        return run
+
+    return decorate
+
+
+def _default(field: Any) -> Any:
+    from dataclasses import MISSING
+
+    return inspect.Parameter.empty if field.default is MISSING else field.default
+
+
+@app.command()
+@takes()
+def demo(
+    folder: Annotated[Path, _option("--out", "Where to leave everything.")] = Path("runs/demo"),
+) -> None:
+    """Everything on generated data: train a small teacher, distil it five ways, show the table and the page."""
+    from limbeck.demo import run_demo
+
+    run_demo(folder, out)
+
+
+@app.command()
+@takes(data=Data, change=Change, going=Going)
+def finetune(
+    model: Annotated[str, _option("--model", "The model to fine-tune: a hub id, a folder or a run folder.")],
+    data: Data,
+    change: Change,
+    going: Going,
+    layers: Annotated[int | None, _option("--layers", "Keep only its first layers.")] = None,
+) -> None:
+    """Make a teacher, or a baseline: `limbeck finetune --model M --task rte --data glue/ --out runs/teacher`."""
+    from limbeck.run import finetune as run
+
+    run(model, layers=layers, seed=change.seed, set=change.overrides(), **going.options(), **data.spec())
+
+
+RECIPE = typer.Argument(help="A shipped recipe (`limbeck recipes`), one of its variants (`pkd:last`), or a YAML file.")
+
+
+@app.command()
+@takes(models=Models, data=Data, change=Change, going=Going)
+def distill(recipe: Annotated[str, RECIPE], models: Models, data: Data, change: Change, going: Going) -> None:
+    """The main job: `limbeck distill pkd --teacher T --layers 6 --task rte --data glue/ --out runs/rte`."""
+    from limbeck.run import distill as run
+
+    run(recipe, **asdict(models), seed=change.seed, set=change.overrides(), **going.options(), **data.spec())
+
+
+@app.command()
+@takes(models=Models, data=Data, change=Change)
+def check(
+    recipe: Annotated[str, RECIPE],
+    models: Models,
+    data: Data,
+    change: Change,
+    as_json: Annotated[bool, _option("--json", "Print JSON.")] = False,
+) -> None:
+    """What a run would do, from one tiny forward and backward: layers, widths, what trains, each part, cost."""
+    from limbeck.check import examine, shown
+    from limbeck.data.spec import DataSpec
+    from limbeck.prepare import prepare, request
+    from limbeck.recipe import task_values
+
+    asked = request(recipe, DataSpec(**data.spec()), overrides=change.overrides(), **asdict(models), seed=change.seed)
+    report = examine(prepare(asked), task_values(recipe, data.task))
+    out.print_json(data=report.plain()) if as_json else out.print(shown(report))
+
+
+@app.command()
+@takes(data=Data)
+def evaluate(
+    model: Annotated[list[str], typer.Argument(help="Models: the teacher first, then its students.")],
+    data: Data,
+    predictions: Annotated[Path | None, _option("--predictions", "Write what each model answers, as JSONL.")] = None,
+    as_json: Annotated[bool, _option("--json", "Print JSON.")] = False,
+) -> None:
+    """Scores, size, latency, agreement with the first model: `limbeck evaluate TEACHER STUDENT --task rte --data …`."""
+    from limbeck.compare import compare, shown
+    from limbeck.data.spec import DataSpec
+
+    rows = compare(model, DataSpec(**data.spec()), predictions)
+    out.print_json(data=rows) if as_json else out.print(shown(rows))
+
+
+@app.command()
+@takes()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
+    page: Annotated[Path | None, _option("--out", "The page; without it, report.html in the first folder.")] = None,
+) -> None:
+    """One self-contained HTML page about one run or several."""
+    from limbeck.report.page import write_report
+
+    out.print(str(write_report(runs, page or runs[0] / "report.html")))
+
+
+@app.command()
+@takes()
+def recipes(
+    name: Annotated[str | None, typer.Argument(help="Show the card of this recipe.")] = None,
+    as_json: Annotated[bool, _option("--json", "Print JSON.")] = False,
+) -> None:
+    """List the methods; with a NAME, show its card and its recipe."""
+    from limbeck import recipe as book
+
+    if name:
+        found = book.read(name.partition(":")[0])
+        card = book.card(name.partition(":")[0]) or ""
+        out.print_json(data={**found, "card": card}) if as_json else out.print(Markdown(card))
+        return
+    known = [{"name": n, **{k: book.read(n).get(k) for k in ("about", "variants", "tasks")}} for n in book.shipped()]
+    if as_json:
+        return out.print_json(data=known)
+    table = Table("recipe", "variants", "what it does")
+    for one in known:
+        table.add_row(one["name"], ", ".join(one["variants"] or []), one["about"])
+    out.print(table)
+
+
+def main() -> None:
+    """Run a command; a user's mistake is one paragraph and status 2, a failure is one line and status 1."""
+    debug = "--debug" in sys.argv
+    error = Console(stderr=True, highlight=False, soft_wrap=True)
+    try:
+        app()
+    except LimbeckError as mistake:
+        if debug:
+            raise
+        error.print(f"limbeck: {mistake}", markup=False)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        error.print("limbeck: interrupted. The same command with --resume goes on from the last checkpoint.")
+        sys.exit(130)
+    except Exception as failure:
+        if debug:
+            raise
+        what = json.dumps(str(failure))[1:-1] or type(failure).__name__
+        error.print(f"limbeck: failed: {type(failure).__name__}: {what} (--debug shows where)", markup=False)
+        sys.exit(1)

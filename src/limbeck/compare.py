@@ -1,0 +1,90 @@
+"""Models side by side: every metric, size, latency, and agreement with the first of them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from limbeck import architectures, efficiency, evaluation, models
+from limbeck.data.encoding import encode
+from limbeck.data.labels import align
+from limbeck.data.loading import load
+from limbeck.data.spec import DataSpec
+from limbeck.folder import write_text
+
+
+def compare(names: list[str], data: DataSpec, predictions: Path | None = None) -> list[dict[str, Any]]:
+    """A row a model: scores of every split, parameters, milliseconds a forward (taken in turns), agreement."""
+    corpus = load(data, train=False)
+    rows, answers = [], []
+    loaded = {name: models.load_model(name) for name in names}
+    batch = None
+    first: dict[str, np.ndarray] = {}
+    for name, model in loaded.items():
+        tokenizer = models.load_tokenizer(name)
+        aligned, _ = align(corpus, dict(enumerate(models.label_names(model))), name)
+        longest = models.longest_input(model.config, tokenizer, data.max_length)
+        columns = architectures.inputs(model)
+        row: dict[str, Any] = {"model": name, "parameters": efficiency.parameters(model), "scores": {}, "agreement": {}}
+        for split, examples in aligned.evals.items():
+            encoded = encode(examples, tokenizer, columns, longest)
+            logits = evaluation.predict(model, encoded)
+            labels = np.asarray(encoded.labels)
+            row["scores"][split] = evaluation.measure(aligned.task, logits, labels)
+            row["agreement"][split] = evaluation.agreement(
+                _in_order(logits, aligned.task.labels),
+                first.setdefault(split, _in_order(logits, aligned.task.labels)),
+                aligned.task,
+            )
+            answers += [
+                {
+                    "model": name,
+                    "split": split,
+                    "index": i,
+                    "prediction": _answer(z, aligned.task.labels),
+                    "logits": z.tolist(),
+                }
+                for i, z in enumerate(logits)
+            ]
+            batch = batch or efficiency.typical_batch(encoded)
+        rows.append(row)
+    if batch is not None:
+        for row, ms in zip(rows, efficiency.latency(loaded, batch).values()):
+            row["latency_ms"] = ms
+            row["speedup"] = rows[0]["latency_ms"] / ms
+    if predictions:
+        write_text(predictions, "".join(json.dumps(answer, ensure_ascii=False) + "\n" for answer in answers))
+    return rows
+
+
+def shown(rows: list[dict[str, Any]]) -> Table:
+    """The rows as a table."""
+    metrics = [(split, metric) for split, found in rows[0]["scores"].items() for metric in found]
+    several = len(rows[0]["scores"]) > 1
+    table = Table(caption="agreement and speed-up: against the first model" if len(rows) > 1 else None)
+    table.add_column("model")
+    for split, metric in metrics:
+        table.add_column(f"{split} {metric}" if several else metric, justify="right")
+    for heading in ("parameters", "ms a forward", "speed-up", "agreement"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        table.add_row(
+            row["model"],
+            *(f"{row['scores'][split][metric]:.2f}" for split, metric in metrics),
+            f"{row['parameters'] / 1e6:.1f} M",
+            f"{row['latency_ms']:.1f}",
+            f"{row['speedup']:.2f}×",
+            f"{next(iter(row['agreement'].values())):.1f}",
+        )
+    return table
+
+
+def _in_order(logits: np.ndarray, labels: tuple[str, ...]) -> np.ndarray:
+    """Columns by label name, so that models with other label orders can be compared."""
+    return logits[:, np.argsort(labels)] if labels else logits
+
+
+def _answer(logits: np.ndarray, labels: tuple[str, ...]) -> str | float:
+    return labels[int(logits.argmax())] if labels else float(logits[0])

@@ -1,0 +1,119 @@
+"""How texts become token columns, and token columns a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from limbeck.data.corpus import Split
+from limbeck.data.plan import FILL
+from limbeck.errors import LimbeckError
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedTokenizerBase
+
+# Texts a tokenizer call: its Python lists take some forty times the memory of the int32 columns they become.
+_CHUNK = 8192
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """The tokens of a split, end to end: example i owns `offsets[i]:offsets[i + 1]` of every column."""
+
+    columns: dict[str, np.ndarray]
+    offsets: np.ndarray
+    labels: np.ndarray | None
+    pads: dict[str, int]
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return np.diff(self.offsets)
+
+    def batch(self, ids: np.ndarray, length: int) -> dict[str, torch.Tensor]:
+        """The examples `ids`, padded on the right to `length`, with `attention_mask`, `id`, `weight` and any `labels`.
+
+        A FILL id stands for no example: its row repeats the tokens of another (an all-zero mask would make attention
+        divide by nothing) and has weight 0.
+        """
+        import torch
+
+        ids = np.asarray(ids, dtype=np.int64)
+        real = ids != FILL
+        rows = np.where(real, ids, self._stand_in(ids))
+        starts, sizes = self.offsets[rows], self.offsets[rows + 1] - self.offsets[rows]
+        if sizes.max() > length:
+            at = int(sizes.argmax())
+            raise ValueError(f"example {rows[at]} has {sizes[at]} tokens, more than the batch's {length}")
+        place = np.arange(length)
+        valid = place < sizes[:, None]
+        source = np.where(valid, starts[:, None] + place, 0)
+        arrays = {
+            name: np.where(valid, column[source], self.pads[name]).astype(np.int64)
+            for name, column in self.columns.items()
+        }
+        arrays["attention_mask"] = valid.astype(np.int64)
+        if self.labels is not None:
+            arrays["labels"] = self.labels[rows]
+        arrays["weight"] = real.astype(np.float32)
+        arrays["id"] = ids
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+    def _stand_in(self, ids: np.ndarray) -> int:
+        # A piece of nothing but fill knows no length it fits in, except the shortest.
+        return int(ids[0]) if ids[0] != FILL else int(self.lengths.argmin())
+
+
+def encode(split: Split, tokenizer: PreTrainedTokenizerBase, columns: Iterable[str], max_length: int) -> Encoded:
+    """Tokenise a split once. `columns` are the input names either model takes; those a tokenizer can make are kept.
+
+    Token types come from here even if the tokenizer leaves them out by default, since the other model may read them.
+    A pair that is too long loses tokens of its longer text.
+    """
+    _check(tokenizer, max_length)
+    wanted = set(columns)
+    flat: dict[str, list[np.ndarray]] = {}
+    lengths: list[int] = []
+    for start in range(0, len(split), _CHUNK):
+        part = slice(start, start + _CHUNK)
+        tokens = tokenizer(
+            split.text[part],
+            split.text_pair[part] if split.text_pair is not None else None,
+            truncation="longest_first",
+            max_length=max_length,
+            padding=False,
+            return_attention_mask=False,
+            return_token_type_ids="token_type_ids" in wanted,
+        )
+        lengths.extend(len(row) for row in tokens["input_ids"])
+        for name, rows in tokens.items():
+            if name == "input_ids" or name in wanted:
+                flat.setdefault(name, []).append(np.fromiter(chain.from_iterable(rows), dtype=np.int32))
+    pads: dict[str, Any] = {"token_type_ids": tokenizer.pad_token_type_id}
+    return Encoded(
+        columns={name: np.concatenate(parts) for name, parts in flat.items()},
+        offsets=np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]),
+        labels=split.labels,
+        pads={name: pads.get(name, tokenizer.pad_token_id) for name in flat},
+    )
+
+
+def _check(tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
+    if tokenizer.pad_token_id is None:
+        raise LimbeckError(
+            f"The tokenizer of {tokenizer.name_or_path or 'this model'} has no padding token, so texts cannot be "
+            "batched. Give it one and save it beside the model: tokenizer.pad_token = tokenizer.eos_token; "
+            "tokenizer.save_pretrained(FOLDER)."
+        )
+    if max_length > tokenizer.model_max_length:
+        raise LimbeckError(
+            f"A maximum length of {max_length} tokens is asked for, but {tokenizer.name_or_path or 'the model'} takes "
+            f"at most {tokenizer.model_max_length}. Set max_length to {tokenizer.model_max_length} or less."
+        )

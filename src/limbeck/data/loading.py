@@ -1,0 +1,210 @@
+"""How what the user named becomes a corpus."""
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from limbeck.data.columns import Columns, Rows, Table, choose, extract
+from limbeck.data.corpus import Corpus, Split
+from limbeck.data.files import read
+from limbeck.data.glue import read_task, split_files
+from limbeck.data.hub import is_id, read_dataset
+from limbeck.data.labels import class_ids, kind_of, names_of, scores
+from limbeck.data.spec import DataSpec
+from limbeck.data.tasks import Task, find_task
+from limbeck.errors import LimbeckError
+
+__all__ = ["Corpus", "Split", "load"]
+
+
+def load(spec: DataSpec, *, train: bool = True, labelled: bool = True) -> Corpus:
+    """Read the data a user named.
+
+    `train=False` reads only what is evaluated on. With `labelled=False` files need no label column, and a corpus in
+    which none has one has a task without labels and metrics. Where no eval file is given, a tenth of the train file is
+    held out: the same tenth every time, and no text on both sides.
+    """
+    named = find_task(spec.task) if spec.task is not None else None
+    tables = _tables(spec, named, train)
+    rows, notes = _rows(tables, spec, named, labelled)
+    task, allowed_by = _task(spec, named, rows)
+    splits = {name: _split(name, part, task, allowed_by) for name, part in rows.items()}
+    trained = splits.pop("train", None)
+    if trained is not None:
+        _check_classes(trained, task, rows["train"].origin)
+    if trained is not None and "dev" not in splits:
+        trained, held = _hold_out(trained)
+        splits = {"dev": held, **splits}
+        notes.append(f"dev: {len(held)} examples held out of {rows['train'].origin}, since no eval file was given")
+    return Corpus(task, trained, splits, (*notes, _told(task)))
+
+
+def _tables(spec: DataSpec, task: Task | None, train: bool) -> dict[str, Table]:
+    files = {"train": spec.train if train else None, "dev": spec.eval, "test": spec.test}
+    files = {split: Path(path) for split, path in files.items() if path is not None}
+    if files and spec.data is not None:
+        raise LimbeckError(
+            f"Both --data {spec.data} and files of your own ({', '.join(map(str, files.values()))}) are given. Give "
+            "one: --data FOLDER_OR_ID, or --train FILE --eval FILE."
+        )
+    if spec.data is not None:
+        where = Path(spec.data)
+        if where.is_file():
+            raise LimbeckError(
+                f"--data {where} is a file; --data takes a folder or a dataset id. Type --train {where}."
+            )
+        if not where.is_dir():
+            return _from_hub(spec.data, task, train)
+        if task is not None:
+            return read_task(where, task, train=train)
+        files = {split: path for split, path in split_files(where).items() if train or split != "train"}
+    if not files or (train and "train" not in files):
+        raise LimbeckError(_nothing_to_read(spec, train))
+    return {split: Table(str(path), read(path)) for split, path in files.items()}
+
+
+def _from_hub(name: str, task: Task | None, train: bool) -> dict[str, Table]:
+    if not is_id(name):
+        raise LimbeckError(f"There is no folder {name}. Check the path, or give a dataset id such as nyu-mll/glue.")
+    return read_dataset(name, task, train=train)
+
+
+def _nothing_to_read(spec: DataSpec, train: bool) -> str:
+    if spec.data is not None:
+        return (
+            f"{spec.data} holds no {'train' if train else 'dev'} file (.tsv, .jsonl, .csv or .parquet). For a GLUE "
+            "task add --task NAME; otherwise name the files with --train FILE --eval FILE."
+        )
+    if spec.task is not None:
+        return (
+            f"--task {spec.task} is given without its data. Add --data FOLDER (the GLUE download), --data nyu-mll/glue "
+            "or --train FILE --eval FILE."
+        )
+    if train:
+        return "There is nothing to train on. Give --task NAME --data FOLDER_OR_ID, or --train FILE [--eval FILE]."
+    return "There is nothing to evaluate on. Give --task NAME --data FOLDER_OR_ID, or --eval FILE."
+
+
+def _rows(
+    tables: dict[str, Table], spec: DataSpec, task: Task | None, labelled: bool
+) -> tuple[dict[str, Rows], list[str]]:
+    rows: dict[str, Rows] = {}
+    notes: list[str] = []
+    usual: list[Columns] = [columns for columns in (task.official, task.hub) if columns] if task else []
+    pairs: bool | None = None
+    for split, table in tables.items():
+        columns, guessed = choose(table, spec, usual)
+        if columns.label is None and labelled:
+            raise LimbeckError(
+                f"No column of {table.origin} looks like a label; its columns are {', '.join(table.columns)}. Name "
+                "it with --label COLUMN."
+            )
+        if pairs is not None and pairs != (columns.text_pair is not None):
+            raise LimbeckError(
+                f"{table.origin} has {'single texts' if pairs else 'pairs of texts'}, unlike the files before it. Name "
+                "the columns with --text and --text-pair; all files need the same kind."
+            )
+        pairs = columns.text_pair is not None
+        usual = [columns, *usual]
+        part = extract(table, columns)
+        rows[split] = part
+        chosen = ", ".join(f"{role} = {name}" for role, name in columns._asdict().items() if name is not None)
+        notes.append(
+            f"{split}: {len(part.text)} examples of {table.origin} ({chosen}{'; guessed by name' if guessed else ''})"
+        )
+        if part.skipped:
+            notes.append(f"{split}: {part.skipped} rows with missing fields skipped")
+    return rows, notes
+
+
+def _task(spec: DataSpec, named: Task | None, rows: dict[str, Rows]) -> tuple[Task, str]:
+    """The task, and whose labels it has: for the message when a row has another."""
+    if spec.labels is not None:
+        _check_names(spec.labels, named)
+    if named is not None:
+        if spec.labels is None:
+            return named, f"the task {named.name}"
+        return replace(named, labels=spec.labels), "--labels"
+    first = next(iter(rows))
+    stem = Path(spec.data).name if spec.data else Path(rows[first].origin).stem
+    lead = next((split for split, part in rows.items() if part.values is not None), None)
+    if spec.labels is not None:
+        return _own_task(stem, spec.labels), "--labels"
+    if lead is None:
+        return Task(stem, "classification", (), ()), "nothing"
+    values, origin = rows[lead].values or [], rows[lead].origin
+    declared = rows[lead].classes
+    if declared is None and kind_of(values) == "regression":
+        return Task(stem, "regression", (), ("spearman", "pearson")), origin
+    return _own_task(stem, declared or names_of(values)), origin
+
+
+def _check_names(labels: tuple[str, ...], task: Task | None) -> None:
+    if task is not None and task.kind == "regression":
+        raise LimbeckError(
+            f"--labels is given, but {task.name} predicts a score and has no labels. Leave --labels out."
+        )
+    if len(set(labels)) < max(2, len(labels)):
+        raise LimbeckError(
+            f"--labels {','.join(labels)} must name at least two labels, each once. Type for instance --labels no,yes."
+        )
+
+
+def _own_task(name: str, labels: tuple[str, ...]) -> Task:
+    binary = len(labels) == 2
+    return Task(name, "classification", labels, ("accuracy", "f1", "matthews") if binary else ("accuracy",))
+
+
+def _split(name: str, rows: Rows, task: Task, allowed_by: str) -> Split:
+    labels = None
+    if rows.values is not None and task.kind == "regression":
+        labels = scores(rows.values, origin=rows.origin)
+    elif rows.values is not None:
+        labels = class_ids(rows.values, task.labels, origin=rows.origin, allowed_by=allowed_by)
+    return Split(name, rows.text, rows.text_pair, labels)
+
+
+def _hold_out(split: Split) -> tuple[Split, Split]:
+    """Train and dev. By the hash of the texts, so that the choice needs no seed and equal texts stay together."""
+    pairs = split.text_pair or [""] * len(split)
+    hashes = np.array([hashlib.sha1(f"{a}\t{b}".encode()).hexdigest() for a, b in zip(split.text, pairs, strict=True)])
+    distinct = np.unique(hashes)
+    if len(distinct) < 2:
+        raise LimbeckError(
+            "The train file has too few different texts to hold some out. Give an eval file with --eval FILE."
+        )
+    held = hashes < distinct[max(1, len(distinct) // 10)]
+    return _subset(split, "train", ~held), _subset(split, "dev", held)
+
+
+def _subset(split: Split, name: str, keep: np.ndarray) -> Split:
+    places = np.flatnonzero(keep)
+    return Split(
+        name,
+        [split.text[place] for place in places],
+        [split.text_pair[place] for place in places] if split.text_pair is not None else None,
+        split.labels[places] if split.labels is not None else None,
+    )
+
+
+def _check_classes(train: Split, task: Task, origin: str) -> None:
+    if train.labels is None or task.kind == "regression":
+        return
+    present = np.unique(train.labels)
+    if len(present) < 2:
+        raise LimbeckError(
+            f'Every example of {origin} has the label "{task.labels[present[0]]}": there is nothing to learn. Give a '
+            "train file with at least two labels, or name another column with --label."
+        )
+
+
+def _told(task: Task) -> str:
+    if task.kind == "regression":
+        return f"{task.name}: a score is predicted ({', '.join(task.metrics)})"
+    if not task.labels:
+        return f"{task.name}: no labels"
+    return (
+        f"{task.name}: {len(task.labels)} classes, {', '.join(task.labels[:20])}{'…' if len(task.labels) > 20 else ''}"
+    )

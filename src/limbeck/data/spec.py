@@ -1,0 +1,19 @@
+"""Which data a run reads, as the user named it."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class DataSpec:
+    """A GLUE task from a folder or a hub id (`task`, `data`), or files of one's own (`train`, `eval`, `test`)."""
+
+    task: str | None = None
+    data: str | None = None
+    train: str | None = None
+    eval: str | None = None
+    test: str | None = None
+    text: str | None = None
+    text_pair: str | None = None
+    label: str | None = None
+    labels: tuple[str, ...] | None = None
+    max_length: int = 128

@@ -1,0 +1,82 @@
+"""How far apart: each distance maps two tensors of vectors `(…, D)` to `(…)`, one number a row.
+
+A distance knows nothing of layers, masks or batches. To add one, write it here and name it in the table.
+"""
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def mse(student: Tensor, teacher: Tensor) -> Tensor:
+    """Mean squared difference over the dimensions."""
+    return (student - teacher).square().mean(-1)
+
+
+def unit_mse(student: Tensor, teacher: Tensor) -> Tensor:
+    """Mean squared difference of the unit vectors (PKD, ILD-RTC)."""
+    return mse(_unit(student), _unit(teacher))
+
+
+def unit_sq(student: Tensor, teacher: Tensor) -> Tensor:
+    """Squared norm of the difference of the unit vectors (RAIL-KD)."""
+    return (_unit(student) - _unit(teacher)).square().sum(-1)
+
+
+def cosine(student: Tensor, teacher: Tensor) -> Tensor:
+    """One minus the cosine of the angle between two vectors."""
+    return 1 - F.cosine_similarity(student, teacher, dim=-1)
+
+
+def kl(student: Tensor, teacher: Tensor) -> Tensor:
+    """KL(teacher ‖ student) of two distributions; 0·log 0 counts as 0."""
+    return (torch.xlogy(teacher, teacher) - teacher * _log(student)).sum(-1)
+
+
+def soft_ce(student: Tensor, teacher: Tensor) -> Tensor:
+    """Cross-entropy of the student's distribution under the teacher's."""
+    return -(teacher * _log(student)).sum(-1)
+
+
+DISTANCES = {f.__name__: f for f in (mse, unit_mse, unit_sq, cosine, kl, soft_ce)}
+
+
+# Predictions: the same distances, between logits. They work on log-probabilities, which do not underflow.
+
+Scale = float | Literal["T2"]  # T² is read as T2
+
+
+def logits_kl(student: Tensor, teacher: Tensor, *, temperature: float = 1.0, scale: Scale = 1.0) -> Tensor:
+    """KL(teacher ‖ student) of the softened predictions. `scale=T²` keeps gradients alike across temperatures."""
+    log_t = F.log_softmax(teacher / temperature, -1)
+    divergence = (log_t.exp() * (log_t - F.log_softmax(student / temperature, -1))).sum(-1)
+    return _factor(scale, temperature) * divergence
+
+
+def logits_soft_ce(student: Tensor, teacher: Tensor, *, temperature: float = 1.0, scale: Scale = 1.0) -> Tensor:
+    """Cross-entropy of the softened predictions: the gradient of `kl`, without the teacher's entropy."""
+    targets = F.softmax(teacher / temperature, -1)
+    return -_factor(scale, temperature) * (targets * F.log_softmax(student / temperature, -1)).sum(-1)
+
+
+def logits_mse(student: Tensor, teacher: Tensor) -> Tensor:
+    """Mean squared difference of the logits; what every prediction distance becomes on a regression task."""
+    return mse(student, teacher)
+
+
+PREDICTIONS = {"kl": logits_kl, "soft_ce": logits_soft_ce, "mse": logits_mse}
+
+
+def _unit(vectors: Tensor) -> Tensor:
+    return F.normalize(vectors, dim=-1)
+
+
+def _log(probabilities: Tensor) -> Tensor:
+    # The smallest normal number instead of 0: finite where the student gives a key no weight at all.
+    return probabilities.clamp_min(torch.finfo(probabilities.dtype).tiny).log()
+
+
+def _factor(scale: Scale, temperature: float) -> float:
+    return temperature**2 if isinstance(scale, str) else scale

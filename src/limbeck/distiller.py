@@ -1,0 +1,123 @@
+"""The one module a stage trains: student, objectives and aligners behind one forward."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from limbeck import architectures
+from limbeck.errors import LimbeckError
+from limbeck.objectives import Models, Moment, NamedAligner, Objective, Read
+from limbeck.taps import Features, Tap
+from limbeck.teachers import Live
+
+
+@dataclass
+class Output:
+    """The loss to minimise, and each part of it before weighting, by name."""
+
+    loss: Tensor
+    parts: dict[str, Tensor]
+
+
+class Distiller(nn.Module):
+    """Student, objectives and aligners as one module: a forward gives every part of the loss.
+
+    `objectives` is a list, or a dict that names each part. The teacher is held but not registered: it is absent from
+    parameters, state_dict, train mode and DDP. `at(epoch, step)` moves weights and draws; call it before each step
+    where a weight ramps or a map draws, and give `steps`, the length of the training, where a weight ramps.
+    """
+
+    def __init__(
+        self,
+        teacher: PreTrainedModel | None,
+        student: PreTrainedModel,
+        objectives: Sequence[Objective] | Mapping[str, Objective],
+        *,
+        aligners: Mapping[str, NamedAligner] | None = None,
+        steps: int = 1,
+        seed: int = 0,
+        stage: int = 0,
+    ) -> None:
+        super().__init__()
+        self.student = student
+        self.steps, self.seed, self.stage = steps, seed, stage
+        named = dict(objectives) if isinstance(objectives, Mapping) else _named(objectives)
+        self.dropped = [name for name, objective in named.items() if objective.idle]
+        self.objectives = nn.ModuleDict({n: o for n, o in named.items() if not o.idle})
+        if not self.objectives:
+            raise LimbeckError("there is nothing to minimise: no objective, or none with a weight other than 0.")
+        models = Models(
+            architectures.shape(student),
+            architectures.shape(teacher) if teacher else None,
+            student.config.num_labels == 1,
+        )
+        for objective in self.terms.values():
+            objective.bind(models, aligners or {})
+        sites = {read for o in self.terms.values() for read in o.reads()}
+        self.tap = Tap(student, [(r.feature, r.layer) for r in sites if r.model == "student"])
+        wanted = [(r.feature, r.layer) for r in sites if r.model == "teacher"]
+        if wanted and teacher is None:
+            raise LimbeckError("the objectives read a teacher, and there is none. Give --teacher.")
+        # In a list, so that nn.Module does not register it.
+        self._teacher = [Live(teacher, wanted)] if teacher is not None and wanted else []
+        self.at(0, 0)
+
+    @property
+    def terms(self) -> dict[str, Objective]:
+        """The objectives, by name."""
+        return {name: o for name, o in self.objectives.items() if isinstance(o, Objective)}
+
+    @property
+    def teacher(self) -> Live | None:
+        """What answers for the teacher; None where no objective reads it."""
+        return self._teacher[0] if self._teacher else None
+
+    def reads(self) -> set[Read]:
+        """Every site some objective reads."""
+        return {read for objective in self.terms.values() for read in objective.reads()}
+
+    def at(self, epoch: int, step: int) -> None:
+        """Set weights and draws for a step of the training."""
+        moment = Moment(self.seed, self.stage, epoch, step / max(self.steps, 1))
+        for objective in self.terms.values():
+            objective.at(moment)
+
+    def forward(self, teacher_features: Features | None = None, **batch: Any) -> Output:
+        """Every part of the loss, and their weighted sum.
+
+        `batch` holds the token columns and `labels`. `weight` (0 leaves an example out) and `count` (the number of
+        examples of the whole optimiser batch, where this is a piece of it) are optional.
+        """
+        if teacher_features is None:
+            teacher_features = self.teacher.features(**batch) if self.teacher else {}
+        student_features = self.tap(**batch)
+        weight = batch.get("weight")
+        parts = {
+            name: _mean(term(student_features, teacher_features, batch), weight, batch.get("count"))
+            for name, term in self.terms.items()
+        }
+        loss = torch.stack([self.terms[name].scale * part for name, part in parts.items()]).sum()
+        return Output(loss, parts)
+
+
+def _named(objectives: Sequence[Objective]) -> dict[str, Objective]:
+    """Name parts by their kind, numbered where a kind comes twice."""
+    named: dict[str, Objective] = {}
+    for objective in objectives:
+        kind = type(objective).__name__.lower()
+        taken = sum(name.split("-")[0] == kind for name in named)
+        named[f"{kind}-{taken + 1}" if taken else kind] = objective
+    return named
+
+
+def _mean(losses: Tensor, weight: Tensor | None, count: Tensor | None) -> Tensor:
+    """The mean over the examples of the whole optimiser batch, of which this may be a piece."""
+    if weight is not None:
+        losses = losses * weight
+    if count is None:
+        count = weight.sum().clamp_min(1) if weight is not None else torch.tensor(len(losses), device=losses.device)
+    return losses.sum() / count

@@ -1,0 +1,160 @@
+"""The one training loop. It knows steps, epochs and checkpoints, and nothing of methods."""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
+
+from limbeck.data.encoding import Encoded
+from limbeck.data.plan import FILL, plan, share, steps_per_epoch
+from limbeck.distiller import Distiller
+from limbeck.engine.checkpoints import Checkpoint, Checkpoints, State
+from limbeck.engine.progress import Display
+from limbeck.engine.schedule import lr_factor
+from limbeck.engine.step import Step
+from limbeck.engine.world import seed_for
+from limbeck.folder import RunFolder
+from limbeck.recipe import Stage
+
+Scores = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How a run goes about it; none of this changes what is learnt."""
+
+    micro_batch: int | None = None  # examples a process takes at once; the rest of a batch is accumulated
+    log_every: int = 10  # steps
+    save_every: float = 60.0  # seconds
+
+
+@dataclass
+class Loop:
+    """Trains one stage after another on the same student."""
+
+    accelerator: Accelerator
+    folder: RunFolder
+    display: Display
+    data: Encoded
+    longest: int
+    seed: int
+    pace: Pace
+    evaluate: Callable[[], Scores]  # the student's scores, main metric first
+    modules: dict[str, torch.nn.Module]  # what every checkpoint holds, the stage's objectives aside
+
+    def __post_init__(self) -> None:
+        self.checkpoints = Checkpoints(self.folder.checkpoints)
+
+    def run(self, distiller: Distiller, stage: Stage, state: State, keep: str, resumed: Checkpoint | None) -> None:
+        """Train a stage from where `state` stands to its end, leaving the student it keeps."""
+        epoch_steps = steps_per_epoch(len(self.data), stage.batch)
+        distiller.steps = steps = total_steps(stage, len(self.data))
+        modules = {**self.modules, "objectives": distiller.objectives}
+        step = Step(distiller.to(self.accelerator.device), stage, self.accelerator)
+        if resumed:
+            step.optimizer.zero_grad()
+            resumed.load(modules)
+            resumed.load_optimizer(step.optimizer)
+        began = saved = time.monotonic()
+        spent_before = state.seconds[state.stage] if state.seconds else 0.0
+        self.display.start(stage.name, steps, state.step)
+
+        def save() -> None:
+            if state.seconds is not None:
+                state.seconds[state.stage] = spent_before + time.monotonic() - began
+            state.logged = self.folder.logged()
+            if self.accelerator.is_main_process:
+                self.checkpoints.save(state, modules, step.optimizer)
+
+        try:
+            while True:
+                epoch, at = divmod(state.step, epoch_steps)
+                # A run killed between an epoch's last step and its scores has to score first.
+                if state.judged < state.step and (at == 0 or state.step == steps):
+                    self._judge(distiller, stage, state, epoch - (at == 0), keep)
+                if state.step == steps or state.stopped:
+                    break
+                batches = plan(
+                    self.data.lengths, stage.batch, seed=self.seed, stage=state.stage, epoch=epoch, longest=self.longest
+                )
+                for batch in batches[at : at + steps - state.step]:
+                    self._step(step, distiller, stage, state, epoch, batch.ids, batch.length)
+                    if self._due(saved):
+                        save()
+                        saved = time.monotonic()
+        finally:
+            self.display.stop()
+        if keep == "best" and state.best is not None:
+            self.accelerator.wait_for_everyone()
+            self.checkpoints.load_best(distiller.student)
+        if state.seconds is not None:
+            state.seconds[state.stage] = spent_before + time.monotonic() - began
+
+    def _step(self, step: Step, distiller: Distiller, stage: Stage, state: State, epoch: int, ids, length: int) -> None:
+        world = self.accelerator.num_processes
+        size = math.ceil(stage.batch / world)
+        pieces = math.ceil(size / self.pace.micro_batch) if self.pace.micro_batch else 1
+        rank = self.accelerator.process_index
+        # Dropout depends on seed, stage, step and rank alone, so that a resumed run needs no generator's state.
+        torch.manual_seed(seed_for(self.seed, state.stage, state.step, rank))
+        distiller.at(epoch, state.step)
+        mine = [
+            {k: v.to(self.accelerator.device, non_blocking=True) for k, v in self.data.batch(piece, length).items()}
+            for piece in share(ids, rank, world, pieces)
+        ]
+        lr = stage.lr * lr_factor(state.step, distiller.steps, stage.warmup, stage.schedule)
+        parts = step(mine, int((ids != FILL).sum()), lr)
+        state.step += 1
+        if state.step % self.pace.log_every == 0 or state.step == distiller.steps:
+            values = step.mean_over_processes(parts)
+            self._log({"stage": stage.name, "epoch": epoch, "step": state.step, **values, "lr": lr}, state)
+            self.display.step(state.step, {"loss": values["loss"]})
+            if not math.isfinite(values["loss"]):
+                raise FloatingPointError(
+                    f"the loss of stage {stage.name} is {values['loss']} at step {state.step}: lower lr, or see which "
+                    f"part grew in {self.folder.metrics}"
+                )
+        else:
+            self.display.step(state.step)
+
+    def _judge(self, distiller: Distiller, stage: Stage, state: State, epoch: int, keep: str) -> None:
+        """Score the student after an epoch; keep it if it is the best, stop if it has long not been."""
+        state.judged = state.step
+        scores = [self.evaluate() if self.accelerator.is_main_process else {}]
+        if self.accelerator.num_processes > 1:
+            broadcast_object_list(scores)
+        self._log({"stage": stage.name, "epoch": epoch, "step": state.step, "eval": scores[0]}, state)
+        shown = "  ".join(f"{name} {value:.2f}" for name, value in scores[0].items())
+        if not scores[0]:
+            return
+        value = next(iter(scores[0].values()))
+        better = state.best is None or value > state.best
+        self.display.say(
+            f"{stage.name}  epoch {epoch + 1}  {shown}" + ("  (best)" if better and keep == "best" else "")
+        )
+        if better:
+            state.best, state.best_step, state.stale = value, state.step, 0
+            if keep == "best" and self.accelerator.is_main_process:
+                self.checkpoints.save_best(distiller.student)
+        else:
+            state.stale += 1
+        state.stopped = stage.patience is not None and state.stale >= stage.patience
+
+    def _log(self, record: dict, state: State) -> None:
+        if self.accelerator.is_main_process:
+            self.folder.log(record)
+        if self.accelerator.trackers:
+            flat = {k: v for k, v in {**record, **record.get("eval", {})}.items() if isinstance(v, int | float)}
+            self.accelerator.log({f"{record['stage']}/{k}": v for k, v in flat.items()}, step=state.step)
+
+    def _due(self, saved: float) -> bool:
+        return time.monotonic() - saved >= self.pace.save_every
+
+
+def total_steps(stage: Stage, examples: int) -> int:
+    """How many optimiser steps a stage takes."""
+    return stage.steps or math.ceil((stage.epochs or 0) * steps_per_epoch(examples, stage.batch))

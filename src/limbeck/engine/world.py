@@ -1,0 +1,39 @@
+"""Which devices and processes train, through Accelerate."""
+
+import os
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedDataParallelKwargs
+
+from limbeck.errors import LimbeckError
+
+
+def open_world(*, track: str | None = None, folder: Path | None = None) -> Accelerator:
+    """An Accelerator that sees every process there is: bf16 on CUDA, fp32 on CPU."""
+    cuda = torch.cuda.is_available()
+    accelerator = Accelerator(
+        # Without cpu=True, torchrun on a machine without accelerator gives as many worlds of one as processes.
+        cpu=not cuda,
+        mixed_precision="bf16" if cuda else "no",
+        log_with=track,
+        project_dir=str(folder) if folder else None,
+        # Buffers are schedules and anchors: functions of seed and step, equal everywhere.
+        kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False)],
+    )
+    started = int(os.environ.get("WORLD_SIZE", "1"))
+    if started != accelerator.num_processes:
+        raise LimbeckError(
+            f"{started} processes were started but this one sees {accelerator.num_processes}: they would train apart. "
+            "Start them with torchrun --nproc_per_node N -m limbeck …"
+        )
+    return accelerator
+
+
+def seed_for(*parts: int) -> int:
+    """One seed from several numbers: a run's seed, a stage, a step, a rank."""
+    mixed = 0
+    for part in parts:
+        mixed = (mixed * 1_000_003 + part + 1) % (2**63 - 25)
+    return mixed

@@ -1,0 +1,169 @@
+"""What is compared: a feature turns what a tap saw at one layer into rows, vectors `(batch, …, D)` and their mask.
+
+Padding is masked here, once: no distance and no objective ever meets a padded position that counts.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+LOGITS = -1  # the "layer" of predictions, which come after every block
+
+
+class Rows(NamedTuple):
+    """Vectors `(batch, …, D)` and which of the rows `(batch, …)` count."""
+
+    values: Tensor
+    mask: Tensor
+
+
+@dataclass
+class Attention:
+    """What one self-attention worked on: q, k, v of `(batch, heads, positions, size)`, and its own additive bias."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    scaling: float
+    bias: Tensor | None = None
+
+
+@dataclass
+class Seen:
+    """What a tap kept of one forward."""
+
+    mask: Tensor  # (batch, positions): True where there is a token
+    hidden: dict[int, Tensor] = field(default_factory=dict)
+    attention: dict[int, Attention] = field(default_factory=dict)
+    logits: Tensor | None = None
+
+
+Feature = TypeVar("Feature", bound=Callable[..., Rows])
+
+
+def seen_at(site: str, *, fixed: int | None = None, width: str | None = None) -> Callable[[Feature], Feature]:
+    """Say where a feature looks, the one layer it has (`fixed`), and which of a model's sizes D is."""
+
+    def mark(function: Feature) -> Feature:
+        function.site, function.fixed, function.width = site, fixed, width  # type: ignore[attr-defined]
+        return function
+
+    return mark
+
+
+@seen_at("hidden", width="width")
+def hidden(seen: Seen, layer: int) -> Rows:
+    """The state of every token."""
+    return Rows(seen.hidden[layer].float(), seen.mask)
+
+
+@seen_at("hidden", width="width")
+def cls(seen: Seen, layer: int) -> Rows:
+    """The state of the first token."""
+    return _one_row(seen.hidden[layer][:, 0].float())
+
+
+@seen_at("hidden", width="width")
+def mean(seen: Seen, layer: int) -> Rows:
+    """The mean state of an example's tokens, padding left out."""
+    mask = seen.mask.unsqueeze(-1)
+    return _one_row((seen.hidden[layer].float() * mask).sum(1) / mask.sum(1).clamp_min(1))
+
+
+@seen_at("hidden", fixed=0, width="width")
+def embeddings(seen: Seen, layer: int) -> Rows:
+    """The state of every token before the first block."""
+    return hidden(seen, layer)
+
+
+@seen_at("logits", fixed=LOGITS, width="labels")
+def logits(seen: Seen, layer: int) -> Rows:
+    """The predictions."""
+    if seen.logits is None:
+        raise RuntimeError("logits were read, but the forward stopped before them")
+    return _one_row(seen.logits.float())
+
+
+@seen_at("attention")
+def scores(seen: Seen, layer: int, *, heads: int | None = None) -> Rows:
+    """Attention before the softmax; each valid (head, query, key) is a row of one number."""
+    values = _scores(seen.attention[layer], heads)
+    valid = seen.mask[:, None, :, None] & seen.mask[:, None, None, :]
+    return Rows(values.masked_fill(~valid, 0.0).unsqueeze(-1), valid.expand_as(values))
+
+
+@seen_at("attention")
+def attention(seen: Seen, layer: int, *, heads: int | None = None) -> Rows:
+    """Attention maps: for each head and query, a distribution over the keys."""
+    return _distributions(_scores(seen.attention[layer], heads), seen.mask)
+
+
+def _relation(seen: Seen, layer: int, part: str, heads: int | None) -> Rows:
+    states = _split(getattr(seen.attention[layer], part), heads)
+    return _distributions(states @ states.transpose(-1, -2) * states.shape[-1] ** -0.5, seen.mask)
+
+
+@seen_at("attention")
+def value_relation(seen: Seen, layer: int, *, heads: int | None = None) -> Rows:
+    """How the values of the tokens relate: softmax(v·vᵀ/√d) (MiniLM)."""
+    return _relation(seen, layer, "value", heads)
+
+
+@seen_at("attention")
+def query_relation(seen: Seen, layer: int, *, heads: int | None = None) -> Rows:
+    """How the queries relate (MiniLMv2)."""
+    return _relation(seen, layer, "query", heads)
+
+
+@seen_at("attention")
+def key_relation(seen: Seen, layer: int, *, heads: int | None = None) -> Rows:
+    """How the keys relate (MiniLMv2)."""
+    return _relation(seen, layer, "key", heads)
+
+
+FEATURES: dict[str, Callable[..., Rows]] = {
+    f.__name__: f
+    for f in (
+        hidden,
+        cls,
+        mean,
+        embeddings,
+        logits,
+        scores,
+        attention,
+        value_relation,
+        query_relation,
+        key_relation,
+    )
+}
+
+
+def _one_row(vectors: Tensor) -> Rows:
+    return Rows(vectors, torch.ones(vectors.shape[:-1], dtype=torch.bool, device=vectors.device))
+
+
+def _split(states: Tensor, heads: int | None) -> Tensor:
+    """Re-cut `(batch, H, positions, d)` into another number of heads: joined per token first, then split."""
+    if heads is None or heads == states.shape[1]:
+        return states.float()
+    joined = states.transpose(1, 2).flatten(2)
+    return joined.unflatten(-1, (heads, -1)).transpose(1, 2).float()
+
+
+def _scores(at: Attention, heads: int | None) -> Tensor:
+    groups = at.query.shape[1] // at.key.shape[1]  # grouped-query attention shares a key among several heads
+    key = at.key.repeat_interleave(groups, 1) if groups > 1 else at.key
+    if heads is None or heads == at.query.shape[1]:
+        products = at.query.float() @ key.float().transpose(-1, -2) * at.scaling
+        return products if at.bias is None else products + at.bias.float()
+    query, key = _split(at.query, heads), _split(key, heads)
+    return query @ key.transpose(-1, -2) * query.shape[-1] ** -0.5  # a bias per head has no meaning in other heads
+
+
+def _distributions(scores: Tensor, mask: Tensor) -> Rows:
+    allowed = mask[:, None, None, :]
+    maps = scores.masked_fill(~allowed, float("-inf")).softmax(-1)
+    return Rows(maps, mask[:, None, :].expand(maps.shape[:-1]))

@@ -1,0 +1,88 @@
+"""The run folder: what lies where, and writes that leave the old file or the new one, never half of either."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+class RunFolder:
+    """Paths and files of one run."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.recipe = self.path / "recipe.yaml"
+        self.request = self.path / "request.json"
+        self.environment = self.path / "environment.json"
+        self.metrics = self.path / "metrics.jsonl"
+        self.checkpoints = self.path / "checkpoints"
+        self.scores = self.path / "scores.json"
+        self.student = self.path / "student"
+        self.aligners = self.path / "aligners.safetensors"
+        self.report = self.path / "report.html"
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run ended; its scores are written last."""
+        return self.scores.is_file()
+
+    def log(self, record: dict[str, Any]) -> None:
+        """Append a line to metrics.jsonl."""
+        with self.metrics.open("a", encoding="utf8") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def logged(self) -> int:
+        """How many bytes of metrics there are."""
+        return self.metrics.stat().st_size if self.metrics.exists() else 0
+
+    def cut_log(self, size: int) -> None:
+        """Forget what was logged after a checkpoint: it will be logged again."""
+        if self.metrics.exists():
+            os.truncate(self.metrics, size)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file atomically."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp")
+    with temporary.open("w", encoding="utf8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write JSON atomically."""
+    write_text(path, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
+
+
+def write_file(path: Path, write: Callable[[Path], None]) -> None:
+    """Have `write` make a file under another name, then put it in place."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    write(temporary)
+    _sync(temporary)
+    temporary.replace(path)
+
+
+def write_folder(path: Path, write: Callable[[Path], None]) -> None:
+    """Have `write` fill a folder under another name, then put it in place of the old one, if there is one."""
+    temporary, old = path.with_name(f".{path.name}.tmp"), path.with_name(f".{path.name}.old")
+    for leftover in (temporary, old):
+        shutil.rmtree(leftover, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    write(temporary)
+    for file in temporary.rglob("*"):
+        if file.is_file():
+            _sync(file)
+    if path.exists():
+        path.rename(old)
+    temporary.rename(path)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())

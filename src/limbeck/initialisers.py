@@ -1,0 +1,152 @@
+"""How the student starts: layers of a model, a checkpoint, a reused classifier, or at random."""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForSequenceClassification, PreTrainedModel
+from transformers.configuration_utils import PretrainedConfig
+
+from limbeck import architectures
+from limbeck.errors import LimbeckError
+from limbeck.mappings import MAPPINGS
+from limbeck.spec import bind, parse
+
+
+@dataclass
+class Start:
+    """A student in the making: what it is built from, and a line for each thing done to it."""
+
+    student: PreTrainedModel
+    source: PreTrainedModel  # the checkpoint given as --student, or the teacher
+    teacher: PreTrainedModel | None
+    from_teacher: bool
+    frozen: set[str] = field(default_factory=set)  # parameters that never train
+    notes: list[str] = field(default_factory=list)
+
+
+def layers(start: Start, *, which: str | list[int] = "first") -> None:
+    """Embeddings and some layers of the source: `first`, `top`, `uniform`, `sanh`, or a list such as [4, 8, 12]."""
+    depth, available = architectures.shape(start.student).layers, architectures.shape(start.source).layers
+    if available < depth:
+        raise LimbeckError(
+            f"the student is to have {depth} layers and the model they come from has {available}. "
+            f"Give --layers {available} or fewer."
+        )
+    if isinstance(which, str):
+        chosen = bind(parse(which), MAPPINGS, "choice of layers")(depth, available).teacher
+    else:
+        chosen = tuple(which)
+    if len(chosen) != depth or not all(1 <= layer <= available for layer in chosen):
+        raise LimbeckError(
+            f"layers({list(chosen)}) names {len(chosen)} layers for a student of {depth}; each must be one of 1 to "
+            f"{available}. Set --layers {len(chosen)}, or name {depth}."
+        )
+    _copy(start, chosen, with_head=False)
+    whose = "the teacher" if start.from_teacher else "the checkpoint"
+    start.notes.append(f"layers 1 to {depth} start as layers {', '.join(map(str, chosen))} of {whose}")
+
+
+def checkpoint(start: Start) -> None:
+    """All of the checkpoint given as --student, classifier included; without one, the teacher's lower layers."""
+    if start.from_teacher:
+        return layers(start)
+    depth = architectures.shape(start.student).layers
+    _copy(start, tuple(range(1, depth + 1)), with_head=True)
+    start.notes.append(f"starts as the checkpoint's first {depth} layers and its classifier, if it has one")
+
+
+def classifier(start: Start, *, frozen: bool = False) -> None:
+    """The teacher's pooler and classifier, reused; `frozen` keeps them as they are."""
+    if start.teacher is None:
+        raise LimbeckError("classifier reuses the teacher's classifier, and there is no teacher. Give --teacher.")
+    if start.teacher.config.model_type != start.student.config.model_type or _sizes(start.teacher) != _sizes(
+        start.student
+    ):
+        raise LimbeckError(
+            f"the teacher's classifier ({_kind(start.teacher)}) does not fit the student ({_kind(start.student)}). "
+            "Reusing it needs one family and one width; --set init=[layers(first)] starts with a fresh one."
+        )
+    theirs = architectures.head(start.teacher)
+    for name, module in architectures.head(start.student).items():
+        module.load_state_dict(theirs[name].state_dict())
+        if frozen:
+            start.frozen |= {f"{name}.{parameter}" for parameter, _ in module.named_parameters()}
+    start.notes.append(f"pooler and classifier are the teacher's, {'frozen' if frozen else 'and train on'}")
+
+
+def random(start: Start) -> None:
+    """Fresh weights throughout."""
+    start.notes.append("starts at random")
+
+
+INITIALISERS = {f.__name__: f for f in (layers, checkpoint, classifier, random)}
+
+
+def start_student(
+    calls: Sequence[str],
+    teacher: PreTrainedModel | None,
+    source: PreTrainedModel,
+    *,
+    depth: int | None = None,
+    width: int | None = None,
+    labels: dict,
+    seed: int,
+) -> Start:
+    """Build a student of `depth` layers (the source's, if not said) and start it as the recipe says."""
+    config = _config(source, depth, width, labels)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        student = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
+    start = Start(student, source, teacher, from_teacher=source is teacher)
+    for call in calls:
+        bind(parse(call), INITIALISERS, "start")(start)
+    return start
+
+
+def _config(source: PreTrainedModel, depth: int | None, width: int | None, labels: dict) -> PretrainedConfig:
+    config = copy.deepcopy(source.config)
+    for name, value in labels.items():
+        setattr(config, name, value)
+    if depth is not None:
+        config.num_hidden_layers = depth
+    if width is not None and width != config.hidden_size:
+        size = config.hidden_size // config.num_attention_heads
+        if width % size:
+            raise LimbeckError(f"--width {width} must be a multiple of the model's head size, {size}.")
+        inner = "hidden_dim" if hasattr(config, "hidden_dim") else "intermediate_size"
+        setattr(config, inner, getattr(config, inner) * width // config.hidden_size)
+        config.num_attention_heads = width // size
+        config.hidden_size = width
+    return config
+
+
+def _copy(start: Start, chosen: Sequence[int], *, with_head: bool) -> None:
+    """Copy the source's weights by name, student block i from the source's block `chosen[i]`."""
+    student, source = start.student, start.source
+    if student.config.hidden_size != source.config.hidden_size:
+        raise LimbeckError(
+            f"a student of width {student.config.hidden_size} cannot take layers of width {source.config.hidden_size}. "
+            "Leave out --width, give a narrower checkpoint as --student, or start it at random: --set init=[random]."
+        )
+    prefix = f"{student.base_model_prefix}.{architectures.family(student).blocks}."
+    head = tuple(architectures.head(student))
+    theirs = source.state_dict()
+    weights: dict[str, Tensor] = {}
+    for name in student.state_dict():
+        if name.startswith(prefix):
+            block, _, rest = name.removeprefix(prefix).partition(".")
+            weights[name] = theirs[f"{prefix}{chosen[int(block)] - 1}.{rest}"]
+        elif with_head or not name.startswith(head):
+            weights[name] = theirs[name]
+    student.load_state_dict(weights, strict=False)
+
+
+def _kind(model: PreTrainedModel) -> str:
+    return f"{model.config.model_type}, width {model.config.hidden_size}"
+
+
+def _sizes(model: PreTrainedModel) -> list[torch.Size]:
+    return [parameter.shape for module in architectures.head(model).values() for parameter in module.parameters()]

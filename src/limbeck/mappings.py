@@ -1,0 +1,80 @@
+"""Which layers meet. Layer 0 is the embedding output, layer k the output of block k.
+
+A mapping is given the depths of student and teacher and answers which student layers are compared, and with which
+teacher layers. Most pair them once and for all; `random` draws anew each epoch.
+"""
+
+import random as stdlib_random
+from collections.abc import Callable
+from typing import NamedTuple
+
+from limbeck.errors import LimbeckError
+
+
+class Layers(NamedTuple):
+    """The layers that meet: `student[i]` with `teacher[i]`, or with `teacher[draw(seed, stage, epoch)[i]]`."""
+
+    student: tuple[int, ...]
+    teacher: tuple[int, ...]
+    draw: Callable[[int, int, int], list[int]] | None = None
+
+
+def uniform(student: int, teacher: int, *, last: bool = True, embeddings: bool = False) -> Layers:
+    """Every ⌊N/M⌋-th teacher layer, in order (PKD-Skip, ILD-RTC, TinyBERT)."""
+    stride = teacher // student
+    return _pairs([(m, m * stride) for m in _layers(student, last, embeddings)])
+
+
+def first(student: int, teacher: int, *, last: bool = True, embeddings: bool = False) -> Layers:
+    """The teacher's lowest layers: k meets k."""
+    return _pairs([(m, m) for m in _layers(student, last, embeddings)])
+
+
+def top(student: int, teacher: int, *, last: bool = True) -> Layers:
+    """The teacher's highest layers (PKD-Last)."""
+    return _pairs([(m, teacher - student + m) for m in _layers(student, last)])
+
+
+def last(student: int, teacher: int) -> Layers:
+    """Only the last layer of each."""
+    return _pairs([(student, teacher)])
+
+
+def sanh(student: int, teacher: int) -> Layers:
+    """DistilBERT's layers, 1, 3, 5, 8, 10, 12 of 12, where the teacher is twice as deep; otherwise `uniform`."""
+    if teacher != 2 * student:
+        return uniform(student, teacher)
+    return _pairs([(k, 2 * k - 1 if k <= student // 2 else 2 * k) for k in _layers(student)])
+
+
+def pairs(student: int, teacher: int, *, layers: list[tuple[int, int]]) -> Layers:
+    """Pairs given one by one: `pairs([[1, 4], [2, 8]])`, student first; 0 is the embeddings."""
+    for s, t in layers:
+        if not (0 <= s <= student and 0 <= t <= teacher):
+            raise LimbeckError(
+                f"layer pair [{s}, {t}] is out of range: the student has layers 0 to {student} (0 is the embeddings), "
+                f"the teacher 0 to {teacher}."
+            )
+    return _pairs(layers)
+
+
+def random(student: int, teacher: int, *, last: bool = False) -> Layers:
+    """As many teacher layers as the student compares, drawn without replacement each epoch, in order (RAIL-KD)."""
+    met = tuple(_layers(student, last))
+    drawn_from = tuple(_layers(teacher, last))
+
+    def draw(seed: int, stage: int, epoch: int) -> list[int]:
+        return sorted(stdlib_random.Random(f"{seed}/{stage}/{epoch}").sample(range(len(drawn_from)), len(met)))
+
+    return Layers(met, drawn_from, draw)
+
+
+MAPPINGS = {f.__name__: f for f in (uniform, first, top, last, sanh, pairs, random)}
+
+
+def _layers(depth: int, last: bool = True, embeddings: bool = False) -> range:
+    return range(0 if embeddings else 1, depth + 1 if last else depth)
+
+
+def _pairs(layers: list[tuple[int, int]]) -> Layers:
+    return Layers(tuple(s for s, _ in layers), tuple(t for _, t in layers))

@@ -1,0 +1,157 @@
+"""Models and tokenizers, from a hub id, a folder or a run folder; always fp32, always safetensors."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.configuration_utils import PretrainedConfig
+from transformers.utils import logging
+
+from limbeck import architectures
+from limbeck.data.labels import is_generic
+from limbeck.data.tasks import Task, plain
+from limbeck.errors import LimbeckError
+
+
+def locate(name: str) -> str:
+    """A model's folder or hub id; a run folder stands for the student in it."""
+    path = Path(name)
+    if (path / "student" / "config.json").is_file():
+        return str(path / "student")
+    if path.exists() and not (path / "config.json").is_file():
+        raise LimbeckError(f'"{name}" holds no model: there is no config.json in it, and no student/ folder of a run.')
+    return name
+
+
+def config_of(name: str) -> PretrainedConfig:
+    """A model's configuration."""
+    return _loaded(name, lambda place: AutoConfig.from_pretrained(place))
+
+
+def load_model(name: str, task: Task | None = None) -> PreTrainedModel:
+    """A classifier, its weights in fp32. Where the checkpoint has none, `task` says what a fresh one predicts."""
+    config = config_of(name)
+    fresh = not _has_classifier(config)
+    if fresh and task is None:
+        raise LimbeckError(
+            f'"{name}" has no classifier of its own ({", ".join(config.architectures or ["no architecture named"])}). '
+            f"Fine-tune it first: limbeck finetune --model {name} --out runs/teacher …"
+        )
+    labels = label_options(task) if fresh and task else {}
+
+    def read(place: str) -> PreTrainedModel:
+        # A half-precision file would otherwise be trained in half precision, and learn nothing.
+        return AutoModelForSequenceClassification.from_pretrained(
+            place, dtype=torch.float32, use_safetensors=True, **labels
+        )
+
+    model = _loaded(name, read)
+    architectures.family(model)
+    return model
+
+
+def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    """The tokenizer beside a model."""
+    return _loaded(name, lambda place: AutoTokenizer.from_pretrained(place))
+
+
+def label_options(task: Task) -> dict:
+    """A task's labels as a configuration has them."""
+    if task.kind == "regression":
+        return {"num_labels": 1, "problem_type": "regression"}
+    names = dict(enumerate(task.labels))
+    return {"num_labels": len(names), "id2label": names, "label2id": {name: i for i, name in names.items()}}
+
+
+def label_names(model: PreTrainedModel) -> list[str]:
+    """The names of a model's classes, in order."""
+    return [name for _, name in sorted((int(i), name) for i, name in (model.config.id2label or {}).items())]
+
+
+def adopt_labels(model: PreTrainedModel, task: Task, owner: str) -> None:
+    """Put a classifier's rows in the task's label order, by name; names that say nothing are taken to be in order."""
+    if task.kind == "regression" and model.config.num_labels == 1:
+        return
+    names = label_names(model)
+    generic = is_generic(dict(enumerate(names)))
+    if len(names) != len(task.labels) or (not generic and sorted(map(plain, names)) != sorted(map(plain, task.labels))):
+        raise LimbeckError(
+            f"the labels of {owner} ({', '.join(names)}) are not those of {task.name} "
+            f"({', '.join(task.labels) or 'a score'}). "
+            "Give a checkpoint without a classifier, or one trained on these labels."
+        )
+    if not generic:
+        at = {plain(name): i for i, name in enumerate(names)}
+        order = [at[plain(name)] for name in task.labels]
+        output = architectures.output_map(model)
+        with torch.no_grad():
+            output.weight.copy_(output.weight[order])
+            output.bias.copy_(output.bias[order])
+    options = label_options(task)
+    model.config.id2label, model.config.label2id = options["id2label"], options["label2id"]
+
+
+def check_vocabulary(teacher: PreTrainedTokenizerBase, student: str, config: PretrainedConfig) -> None:
+    """Both models must read the same tokens."""
+    if config.vocab_size < len(teacher):
+        raise LimbeckError(
+            f'student "{student}" knows {config.vocab_size} tokens and the teacher\'s tokenizer makes {len(teacher)}: '
+            "they read different vocabularies. Give a student with the teacher's tokenizer."
+        )
+    try:
+        own = load_tokenizer(student)
+    except LimbeckError:
+        return  # a checkpoint without a tokenizer of its own uses the teacher's
+    theirs, ours = teacher.get_vocab(), own.get_vocab()
+    if theirs != ours:
+        word = next(iter(sorted(word for word in theirs.keys() | ours.keys() if theirs.get(word) != ours.get(word))))
+        raise LimbeckError(
+            f'student "{student}" and the teacher read different vocabularies: "{word}" is token {ours.get(word)} of '
+            f"the student and {theirs.get(word)} of the teacher. Give a student with the teacher's tokenizer."
+        )
+
+
+def longest_input(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, wanted: int) -> int:
+    """How many tokens both the model's positions and its tokenizer allow."""
+    # These families number positions from behind the padding token.
+    offset = 2 if config.model_type in ("roberta", "xlm-roberta", "mpnet") else 0
+    return min(wanted, config.max_position_embeddings - offset, tokenizer.model_max_length)
+
+
+def _has_classifier(config: PretrainedConfig) -> bool:
+    return any(name.endswith("ForSequenceClassification") for name in config.architectures or [])
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without transformers' own bars and reports, which say in ten lines what a run says in one."""
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _loaded(name: str, read: Callable[[str], Any]) -> Any:
+    try:
+        with quiet():
+            return read(locate(name))
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise LimbeckError(
+            f'"{name}" could not be loaded: {reason} Give a folder with config.json, tokenizer and model.safetensors, '
+            "a run folder, or the id of a model on the hub."
+        ) from error

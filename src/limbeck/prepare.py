@@ -1,0 +1,261 @@
+"""From what the user asked for to everything a run needs. Every user's mistake is found here, before training."""
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from limbeck import architectures, models
+from limbeck.data.corpus import Corpus, Split
+from limbeck.data.encoding import Encoded, encode
+from limbeck.data.labels import align
+from limbeck.data.loading import load
+from limbeck.data.spec import DataSpec
+from limbeck.data.tasks import Task, find_task
+from limbeck.distiller import Distiller
+from limbeck.engine.loop import total_steps
+from limbeck.engine.world import seed_for
+from limbeck.errors import LimbeckError
+from limbeck.initialisers import start_student
+from limbeck.objectives import Labels, NamedAligner, build
+from limbeck.recipe import Recipe, Stage, resolve
+from limbeck.spec import parse
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for; two equal requests give the same student."""
+
+    recipe: Recipe
+    data: DataSpec
+    teacher: str | None = None
+    student: str | None = None
+    layers: int | None = None
+    width: int | None = None
+    seed: int = 42
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {**asdict(self), "recipe": self.recipe.plain(), "data": _said(asdict(self.data))}
+
+
+@dataclass
+class Prepared:
+    """Everything a run needs, in place and checked."""
+
+    request: Request
+    task: Task
+    tokenizer: PreTrainedTokenizerBase
+    teacher: PreTrainedModel | None
+    student: PreTrainedModel
+    distillers: list[Distiller]  # one a stage
+    aligners: dict[str, NamedAligner]
+    train: Encoded
+    evals: dict[str, Encoded]  # the first is the one selections are made on
+    longest: int
+    frozen: set[str]
+    notes: list[str]
+
+    @property
+    def stages(self) -> list[Stage]:
+        """The recipe's stages."""
+        return self.request.recipe.stages
+
+    def keeps(self, index: int) -> str:
+        """Which student a stage leaves: the best on the evaluation set for the last stage, unless the recipe says."""
+        return self.stages[index].keep or ("best" if index == len(self.stages) - 1 else "last")
+
+    def set_trained(self, index: int) -> list[str]:
+        """Set afresh what a stage trains; what no objective reaches is frozen too, and named."""
+        distiller, stage = self.distillers[index], self.stages[index]
+        for name, parameter in distiller.named_parameters():
+            parameter.requires_grad_(self._wanted(name, distiller, stage))
+        return freeze_unreached(distiller, self.probe())
+
+    def _wanted(self, name: str, distiller: Distiller, stage: Stage) -> bool:
+        if name.startswith("student."):
+            return "student" in stage.train and name.removeprefix("student.") not in self.frozen
+        aligner = getattr(distiller.terms[name.split(".")[1]], "align", None)
+        owner = aligner.name if aligner is not None and aligner.name in self.aligners else "aligners"
+        return owner in stage.train
+
+    def probe(self) -> dict[str, torch.Tensor]:
+        """Two short examples, to see what a forward does."""
+        ids = np.argsort(self.train.lengths, kind="stable")[:2]
+        return self.train.batch(ids, int(self.train.lengths[ids].max()))
+
+
+def request(
+    recipe: str,
+    data: DataSpec,
+    *,
+    overrides: Iterable[str] = (),
+    teacher: str | None = None,
+    student: str | None = None,
+    layers: int | None = None,
+    width: int | None = None,
+    seed: int = 42,
+) -> Request:
+    """Resolve the recipe for the task, with every fault reported at once."""
+    task = find_task(data.task).name if data.task else None
+    return Request(resolve(recipe, task=task, overrides=overrides), data, teacher, student, layers, width, seed)
+
+
+def prepare(asked: Request) -> Prepared:
+    """Load data and models, start the student, bind every stage's objectives."""
+    recipe, notes = asked.recipe, []
+    declared = [{n: build(o, recipe.aligners) for n, o in stage.objectives.items()} for stage in recipe.stages]
+    labelled = any(isinstance(o, Labels) and not o.idle for stage in declared for o in stage.values())
+    corpus = load(asked.data, labelled=labelled)
+    _training(corpus)
+    notes += corpus.notes
+    teacher = models.load_model(asked.teacher) if asked.teacher else None
+    origin = asked.student or asked.teacher
+    if origin is None:
+        raise LimbeckError("give --teacher, the model to distil.")
+    tokenizer = models.load_tokenizer(asked.teacher or origin)
+    corpus, source = _models_agree(asked, corpus, teacher, tokenizer, notes)
+    start = start_student(
+        recipe.init,
+        teacher,
+        source,
+        depth=asked.layers,
+        width=asked.width,
+        labels=models.label_options(corpus.task),
+        seed=asked.seed,
+    )
+    notes += start.notes
+    _check_depths(start.student, teacher)
+    longest = models.longest_input(start.student.config, tokenizer, asked.data.max_length)
+    columns = {c for m in (teacher, start.student) if m is not None for c in architectures.inputs(m)}
+    train = encode(_training(corpus), tokenizer, columns, longest)
+    evals = {name: encode(split, tokenizer, columns, longest) for name, split in corpus.evals.items()}
+    aligners = {name: NamedAligner(parse(call)) for name, call in recipe.aligners.items()}
+    distillers = []
+    for index, objectives in enumerate(declared):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed_for(asked.seed, index))
+            distiller = Distiller(
+                teacher,
+                start.student,
+                objectives,
+                aligners=aligners,
+                steps=total_steps(recipe.stages[index], len(train)),
+                seed=asked.seed,
+                stage=index,
+            )
+        notes += [
+            f"stage {recipe.stages[index].name}: {n} has weight 0 throughout and is left out" for n in distiller.dropped
+        ]
+        distillers.append(distiller)
+    return Prepared(
+        asked,
+        corpus.task,
+        tokenizer,
+        teacher,
+        start.student,
+        distillers,
+        aligners,
+        train,
+        evals,
+        longest,
+        start.frozen,
+        notes,
+    )
+
+
+def freeze_unreached(distiller: Distiller, batch: dict[str, torch.Tensor]) -> list[str]:
+    """Freeze the parameters no objective reaches, and name them; an objective that reaches none is an error."""
+    device = next(distiller.parameters()).device
+    trained = {name: p for name, p in distiller.named_parameters() if p.requires_grad}
+    if not trained:
+        raise LimbeckError("nothing trains: the stage's train list, or a frozen start, leaves no parameter.")
+    training = distiller.training
+    parts = distiller.eval()(**{k: v.to(device) for k, v in batch.items()}).parts
+    distiller.train(training)
+    reached: set[str] = set()
+    for name, part in parts.items():
+        gradients = (
+            torch.autograd.grad(part, list(trained.values()), allow_unused=True, retain_graph=True)
+            if part.requires_grad
+            else [None] * len(trained)
+        )
+        found = {parameter for parameter, gradient in zip(trained, gradients) if gradient is not None}
+        if not found:
+            raise LimbeckError(
+                f'objective "{name}" reaches no parameter that trains, so it cannot change anything. Leave it out, or '
+                "let what it reads train (the stage's train list, init without frozen=true)."
+            )
+        reached |= found
+    unreached = [name for name in trained if name not in reached]
+    for name in unreached:
+        trained[name].requires_grad_(False)
+    return unreached
+
+
+def fingerprint(data: Encoded) -> str:
+    """A hash of the tokens and labels a run trains on."""
+    digest = hashlib.sha256(data.offsets.tobytes())
+    for name in sorted(data.columns):
+        digest.update(name.encode() + data.columns[name].tobytes())
+    if data.labels is not None:
+        digest.update(data.labels.tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _models_agree(
+    asked: Request,
+    corpus: Corpus,
+    teacher: PreTrainedModel | None,
+    tokenizer: PreTrainedTokenizerBase,
+    notes: list[str],
+) -> tuple[Corpus, PreTrainedModel]:
+    """Labels in the teacher's order, one vocabulary; the model the student is made from."""
+    if teacher is not None:
+        _check_kind(teacher, corpus.task, f"teacher {asked.teacher}")
+        corpus, said = align(corpus, dict(enumerate(models.label_names(teacher))), f"teacher {asked.teacher}")
+        notes.append(said)
+        if asked.student is None:
+            return corpus, teacher
+    name = asked.student or ""
+    if teacher is not None:
+        models.check_vocabulary(tokenizer, name, models.config_of(name))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(asked.seed)  # a classifier the checkpoint lacks is drawn
+        source = models.load_model(name, corpus.task)
+    models.adopt_labels(source, corpus.task, f"student {name}")
+    return corpus, source
+
+
+def _training(corpus: Corpus) -> Split:
+    if corpus.train is None:
+        raise LimbeckError("there is nothing to train on: give --train FILE, or --task NAME --data FOLDER.")
+    return corpus.train
+
+
+def _check_kind(model: PreTrainedModel, task: Task, owner: str) -> None:
+    if (model.config.num_labels == 1) != (task.kind == "regression"):
+        predicts = "a score" if model.config.num_labels == 1 else f"{model.config.num_labels} classes"
+        raise LimbeckError(
+            f"{owner} predicts {predicts}, and {task.name} is a {task.kind} task. "
+            "Give a teacher fine-tuned on this task."
+        )
+
+
+def _check_depths(student: PreTrainedModel, teacher: PreTrainedModel | None) -> None:
+    if teacher is None:
+        return
+    above, below = architectures.shape(teacher).layers, architectures.shape(student).layers
+    if above < below:
+        raise LimbeckError(
+            f"the teacher has {above} layers and the student {below}: a teacher is at least as deep. "
+            f"Give --layers {above} or fewer, or a smaller --student."
+        )
+
+
+def _said(options: dict[str, Any]) -> dict[str, Any]:
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in options.items() if v is not None}

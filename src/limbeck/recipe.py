@@ -1,0 +1,237 @@
+"""A recipe: how the student starts, then stages in order. Plain data, from YAML, checked before a weight is loaded.
+
+Order of precedence: the file, then its variant (`pkd:last`), then its values for the task, then `--set`.
+"""
+
+import copy
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+
+from limbeck.errors import LimbeckError, did_you_mean
+from limbeck.spec import literal, number, parse
+
+FORBID = ConfigDict(extra="forbid")
+Number = Annotated[float, BeforeValidator(number)]
+Positive = Annotated[float, BeforeValidator(number), Field(gt=0)]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A weighted sum of objectives, minimised for some epochs or steps."""
+
+    __pydantic_config__ = FORBID
+
+    name: str
+    objectives: dict[str, dict[str, Any]]
+    epochs: Positive | None = None
+    steps: Annotated[int, Field(gt=0)] | None = None
+    batch: Annotated[int, Field(gt=0)] = 32
+    lr: Positive = 2e-5
+    warmup: Annotated[float, BeforeValidator(number), Field(ge=0, le=1)] = 0.1
+    schedule: Literal["linear", "cosine", "constant"] = "linear"
+    weight_decay: Annotated[float, BeforeValidator(number), Field(ge=0)] = 0.01
+    clip: Annotated[float, BeforeValidator(number), Field(ge=0)] = 1.0  # 0: no clipping
+    train: list[str] = field(default_factory=lambda: ["student", "aligners"])
+    keep: Literal["best", "last"] | None = None
+    patience: Annotated[int, Field(gt=0)] | None = None
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One method, resolved: nothing left to look up."""
+
+    __pydantic_config__ = FORBID
+
+    name: str
+    stages: Annotated[list[Stage], Field(min_length=1)]
+    about: str = ""
+    init: list[str] = field(default_factory=lambda: ["layers(first)"])
+    aligners: dict[str, str] = field(default_factory=dict)
+
+    def plain(self) -> dict[str, Any]:
+        """As YAML has it, without what is unset."""
+        return _without_unset(asdict(self))
+
+
+def shipped() -> list[str]:
+    """The names of the recipes that come with limbeck."""
+    return sorted(path.name.removesuffix(".yaml") for path in _folder("recipes") if path.name.endswith(".yaml"))
+
+
+def card(name: str) -> str | None:
+    """A recipe's card, as Markdown."""
+    path = resources.files("limbeck") / "cards" / f"{name}.md"
+    return path.read_text("utf8") if path.is_file() else None
+
+
+def read(name: str) -> dict[str, Any]:
+    """The YAML of a shipped recipe or of a file, as it stands."""
+    path = Path(name)
+    if path.suffix in (".yaml", ".yml"):
+        if not path.is_file():
+            raise LimbeckError(f'there is no recipe file "{name}". Give a file, or one of: {", ".join(shipped())}.')
+        text = path.read_text("utf8")
+    elif name in shipped():
+        text = (resources.files("limbeck") / "recipes" / f"{name}.yaml").read_text("utf8")
+    else:
+        raise LimbeckError(
+            f'there is no recipe "{name}".{did_you_mean(name, shipped())} Shipped: {", ".join(shipped())}. '
+            "A recipe of your own is a path ending in .yaml; `limbeck recipes` shows what each one does."
+        )
+    try:
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise LimbeckError(f'recipe "{name}" is not valid YAML: {error}') from error
+    if not isinstance(data, dict):
+        raise LimbeckError(f'recipe "{name}" holds no mapping: it starts with "name:", "init:" and "stages:".')
+    return data
+
+
+def resolve(name: str, *, task: str | None = None, overrides: Iterable[str] = ()) -> Recipe:
+    """The recipe `name`, `name:variant` or a file, with the task's values and `path=value` overrides applied."""
+    base, _, variant = name.partition(":")
+    data = read(base)
+    variants, tasks = data.pop("variants", {}), data.pop("tasks", {})
+    if variant and variant not in variants:
+        raise LimbeckError(
+            f'recipe "{base}" has no variant "{variant}".{did_you_mean(variant, variants)} '
+            f"Variants: {', '.join(variants) or 'none'}."
+        )
+    changes = list(variants.get(variant, {}).items()) + list(tasks.get(task or "", {}).items())
+    for override in overrides:
+        path, equals, value = override.partition("=")
+        if not equals:
+            raise LimbeckError(f'--set "{override}" has no "=": write path=value, e.g. stages.distil.lr=5e-5.')
+        changes.append((path.strip(), literal(value)))
+    for path, value in changes:
+        _set(data, path, value)
+    if variant:
+        data["name"] = name
+    return validate(data)
+
+
+def task_values(name: str, task: str | None) -> dict[str, Any]:
+    """What a recipe sets by itself for a task."""
+    return read(name.partition(":")[0]).get("tasks", {}).get(task or "", {})
+
+
+def validate(data: Mapping[str, Any]) -> Recipe:
+    """Check everything that can be checked without the models, and report every fault at once."""
+    faults: list[str] = []
+    recipe = None
+    try:
+        recipe = TypeAdapter(Recipe).validate_python(dict(data))
+    except ValidationError as error:
+        faults += [_fault(data, dict(e)) for e in error.errors()]
+    faults += list(_call_faults(data))
+    if faults or recipe is None:
+        name = data.get("name", "without a name")
+        count = "a fault" if len(faults) == 1 else f"{len(faults)} faults"
+        raise LimbeckError(f'recipe "{name}" has {count}:\n' + "\n".join(f"  {fault}" for fault in faults))
+    return recipe
+
+
+def save(recipe: Recipe) -> str:
+    """The recipe as YAML that `resolve` reads back."""
+    return yaml.safe_dump(recipe.plain(), sort_keys=False, allow_unicode=True, width=110)
+
+
+def _call_faults(data: Mapping[str, Any]) -> Iterable[str]:
+    from limbeck.aligners import ALIGNERS
+    from limbeck.initialisers import INITIALISERS
+    from limbeck.objectives import build
+    from limbeck.spec import bind
+
+    aligners = data.get("aligners") if isinstance(data.get("aligners"), dict) else {}
+    checks: list[tuple[str, Any]] = [
+        (f"aligners.{name}", lambda call=call: bind(parse(call), ALIGNERS, "aligner"))
+        for name, call in (aligners or {}).items()
+    ]
+    starts = data.get("init") if isinstance(data.get("init"), list) else []
+    checks += [("init", lambda call=call: bind(parse(call), INITIALISERS, "start")) for call in starts or []]
+    stages = data.get("stages") if isinstance(data.get("stages"), list) else []
+    for stage in stages or []:
+        if not isinstance(stage, dict):
+            continue
+        at = f"stages.{stage.get('name', '?')}"
+        if ("epochs" in stage) == ("steps" in stage):
+            yield f"{at}: give either epochs or steps."
+        for target in stage.get("train") or []:
+            allowed = ["student", "aligners", *(aligners or {})]
+            if target not in allowed:
+                yield f'{at}.train: there is no "{target}" to train. Allowed: {", ".join(allowed)}.'
+        objectives = stage.get("objectives") if isinstance(stage.get("objectives"), dict) else {}
+        for name, declared in (objectives or {}).items():
+            if isinstance(declared, dict):
+                checks.append((f"{at}.objectives.{name}", lambda d=declared: build(d, aligners or {})))
+    for path, check in checks:
+        try:
+            check()
+        except LimbeckError as error:
+            yield f"{path}: {error}"
+
+
+def _fault(data: Mapping[str, Any], error: dict[str, Any]) -> str:
+    """One of pydantic's findings, in our words: where, what, what is allowed."""
+    path = [str(part) for part in error["loc"]]
+    fields = Stage.__dataclass_fields__ if path[0] == "stages" else Recipe.__dataclass_fields__
+    if path[0] == "stages" and len(path) > 1 and path[1].isdigit():
+        stage = data["stages"][int(path[1])]
+        path[1] = stage.get("name", path[1]) if isinstance(stage, dict) else path[1]
+    where = ".".join(path)
+    if error["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        return f"{where}: there is no such key.{did_you_mean(path[-1], fields)} Allowed: {', '.join(fields)}."
+    if error["type"] in ("missing", "missing_argument"):
+        return f"{where}: is missing."
+    return f"{where}: {error['input']!r} does not fit: {error['msg'].removeprefix('Value error, ')}."
+
+
+def _set(data: dict[str, Any], path: str, value: Any) -> None:
+    """Change one value by its path; stages go by name (`*`: every stage), and a call's options by theirs."""
+    _descend(data, path.split("."), value, path)
+
+
+def _descend(node: Any, keys: list[str], value: Any, path: str) -> None:
+    key, *rest = keys
+    if isinstance(node, list):
+        names = [item.get("name") if isinstance(item, dict) else None for item in node]
+        chosen = [i for i, name in enumerate(names) if key in ("*", name, str(i))]
+        if not chosen:
+            known = ", ".join(str(n) for n in names if n)
+            raise LimbeckError(
+                f'"{path}": there is no "{key}".{did_you_mean(key, filter(None, names))} There: {known}.'
+            )
+        for i in chosen:
+            if rest:
+                _descend(node[i], rest, value, path)
+            else:
+                node[i] = copy.deepcopy(value)
+    elif not isinstance(node, dict):
+        raise LimbeckError(f'"{path}" leads nowhere: "{key}" stands below a plain value.')
+    elif not rest:
+        node.pop({"steps": "epochs", "epochs": "steps"}.get(key, key), None)  # a stage has one or the other
+        node[key] = copy.deepcopy(value)
+    elif key not in node:
+        raise LimbeckError(
+            f'"{path}": there is no "{key}".{did_you_mean(key, node)} There: {", ".join(map(str, node))}.'
+        )
+    elif isinstance(node[key], str | int | float) and len(rest) == 1:
+        node[key] = str(parse(node[key]).with_option(rest[0], value))
+    else:
+        _descend(node[key], rest, value, path)
+
+
+def _without_unset(node: Any) -> Any:
+    if isinstance(node, dict):
+        return {key: _without_unset(value) for key, value in node.items() if value is not None}
+    return [_without_unset(item) for item in node] if isinstance(node, list) else node
+
+
+def _folder(name: str) -> Iterable[Any]:
+    return (resources.files("limbeck") / name).iterdir()

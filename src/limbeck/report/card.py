@@ -1,0 +1,66 @@
+"""The model card: the README that goes with a saved student."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from limbeck.report.tables import count, metrics_markdown
+
+__all__ = ["model_card"]
+
+
+def model_card(
+    recipe: Mapping[str, Any], scores: Mapping[str, Any], citations: Sequence[str], *, base_model: str | None = None
+) -> str:
+    """The README.md of a student folder, in the Hub's format.
+
+    `scores` is the run's `scores.json`; `citations` are BibTeX entries of the methods used; `base_model` is the Hub id
+    of the teacher, or of the model that was fine-tuned. Leave it out for a local folder, which the Hub cannot link.
+    """
+    distilled = scores.get("teacher") is not None
+    front = {
+        "library_name": "transformers",
+        "pipeline_tag": "text-classification",
+        **({"base_model": base_model} if base_model else {}),
+        "tags": ["limbeck", "distillation"] if distilled else ["limbeck"],
+    }
+    sections = [
+        f"---\n{_yaml(front)}---",
+        f"# {scores['task']}, {recipe['name']}",
+        _introduction(recipe, scores, distilled, base_model),
+        f"## Scores\n\nOn the {scores.get('split', 'evaluation')} split, from 0 to 100.\n\n{metrics_markdown(scores)}",
+        LOADING,
+        f"## Recipe\n\n```yaml\n{_yaml(recipe)}```",
+    ]
+    if citations:
+        sections.append("## Citations\n\n```bibtex\n" + "\n\n".join(entry.strip() for entry in citations) + "\n```")
+    return "\n\n".join(sections) + "\n"
+
+
+LOADING = """## Use
+
+```python
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+folder = "path/to/this/folder"
+tokenizer = AutoTokenizer.from_pretrained(folder)
+model = AutoModelForSequenceClassification.from_pretrained(folder)
+logits = model(**tokenizer("A sentence.", return_tensors="pt")).logits
+```"""
+
+
+def _introduction(recipe: Mapping[str, Any], scores: Mapping[str, Any], distilled: bool, base_model: str | None) -> str:
+    size = (scores.get("params") or {}).get("student")
+    model = f"A model of {count(size)} parameters" if size else "A model"
+    origin = f" `{base_model}`" if base_model else ""
+    if not distilled:
+        return f"{model} for {scores['task']}, fine-tuned{' from' + origin if origin else ''} with limbeck."
+    kept = scores.get("retention")
+    quality = f" It keeps {kept:.1f} % of the teacher's {scores['metric']}." if kept is not None else ""
+    teacher = f"its teacher{origin}"
+    return f"{model} for {scores['task']}, distilled from {teacher} with limbeck (recipe `{recipe['name']}`).{quality}"
+
+
+def _yaml(data: Mapping[str, Any]) -> str:
+    return yaml.safe_dump(dict(data), sort_keys=False, allow_unicode=True, width=100)

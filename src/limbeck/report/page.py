@@ -1,0 +1,102 @@
+"""One HTML page about one or more runs, that needs nothing beside itself: no network, no script, no other file."""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from limbeck.errors import LimbeckError
+from limbeck.report import figures, tables
+from limbeck.report.runs import Run, read_run
+
+__all__ = ["write_report"]
+
+
+@dataclass(frozen=True)
+class Section:
+    """What the page shows of one run."""
+
+    name: str
+    finished: bool
+    cells: dict[str, str]
+    highlights: list[tuple[str, str, str]]
+    """(what, value, explanation)"""
+    bars: list[figures.Bar]
+    stages: list[figures.Stage]
+    recipe: str
+    environment: dict[str, str]
+
+
+def write_report(runs: Sequence[Path], out: Path) -> Path:
+    """Write the page about `runs` (run folders, finished or not) to the file `out`, and return it."""
+    if not runs:
+        raise LimbeckError("A report needs at least one run folder: limbeck report RUN…")
+    folders = [read_run(path) for path in runs]
+    templates = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    html = templates.get_template("page.html").render(
+        sections=[_section(run, name) for run, name in zip(folders, _names(folders))],
+        headings=list(tables.cells({})),
+        frame=figures.FRAME,
+    )
+    out = Path(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = out.with_name(out.name + ".tmp")
+    unfinished.write_text(html, encoding="utf-8")
+    os.replace(unfinished, out)
+    return out
+
+
+def _section(run: Run, name: str) -> Section:
+    measured = run.scores.get("metrics") or {}
+    cells = tables.cells(run.scores)
+    return Section(
+        name=name,
+        finished=bool(run.scores),
+        cells=cells,
+        highlights=_highlights(run.scores, cells) if run.scores else [],
+        bars=figures.bars(measured),
+        stages=figures.stages(run.metrics, measured.get("teacher") or {}),
+        recipe=run.recipe,
+        environment={key: _plain(value) for key, value in run.environment.items()},
+    )
+
+
+def _highlights(scores: dict[str, Any], cells: dict[str, str]) -> list[tuple[str, str, str]]:
+    """What a visitor came for: how good, how much of the teacher, how small, how fast."""
+    shown = [(cells["metric"], cells["student"], f"{cells['task']}, {scores.get('split', 'evaluation')} split")]
+    if scores.get("retention") is not None:
+        shown.append(("kept", f"{scores['retention']:.1f} %", f"of the teacher's {cells['teacher']}"))
+    params = scores.get("params") or {}
+    if params.get("teacher"):
+        share = f"{100 * params['student'] / params['teacher']:.0f} %"
+        sizes = f"{tables.count(params['student'])} of {tables.count(params['teacher'])} parameters"
+        shown.append(("size", share, sizes))
+    elif params.get("student"):
+        shown.append(("size", tables.count(params["student"]), "parameters"))
+    latency = scores.get("latency_ms") or {}
+    setting = ", ".join(f"{key} {latency[key]}" for key in ("batch", "length", "device") if key in latency)
+    if latency.get("teacher"):
+        shown.append(("speed", f"{latency['teacher'] / latency['student']:.1f}×", f"the teacher's; {setting}"))
+    elif latency.get("student"):
+        shown.append(("latency", f"{tables.number(latency['student'])} ms", setting))
+    return shown
+
+
+def _names(runs: Sequence[Run]) -> list[str]:
+    """Folder names, or whole paths where two runs share one."""
+    names = [run.path.resolve().name for run in runs]
+    return [name if names.count(name) == 1 else str(run.path) for run, name in zip(runs, names)]
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,89 @@
+"""Runs side by side: the same cells for the terminal, for Markdown and for the page."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+__all__ = ["cells", "comparison", "comparison_markdown", "count", "duration", "markdown", "metrics_markdown", "number"]
+
+Scores = Mapping[str, Any]
+NOTHING = "–"
+
+
+def cells(scores: Scores) -> dict[str, str]:
+    """One row of the comparison, from a run's `scores.json`; what it lacks is a dash."""
+    return {
+        "recipe": scores.get("recipe") or NOTHING,
+        "task": scores.get("task") or NOTHING,
+        "metric": scores.get("metric") or NOTHING,
+        "student": number(scores.get("student")),
+        "teacher": number(scores.get("teacher")),
+        "retention": number(scores.get("retention"), " %"),
+        "parameters": _pair(scores.get("params"), count),
+        "latency, ms": _pair(scores.get("latency_ms"), number),
+        "time": duration((scores.get("seconds") or {}).get("total")),
+    }
+
+
+def comparison(rows: Sequence[Scores]) -> Table:
+    """A table for the terminal, a row for each `scores.json`; pairs read student / teacher."""
+    table = Table(caption="pairs: student / teacher" if rows else None)
+    for heading in cells({}):
+        table.add_column(heading, justify="left" if heading in ("recipe", "task", "metric") else "right")
+    for scores in rows:
+        table.add_row(*(Text(cell) for cell in cells(scores).values()))
+    return table
+
+
+def comparison_markdown(rows: Sequence[Scores]) -> str:
+    """The same table as Markdown."""
+    return markdown(list(cells({})), [list(cells(scores).values()) for scores in rows])
+
+
+def metrics_markdown(scores: Scores) -> str:
+    """Every metric of one run as Markdown, beside the teacher's where there was one."""
+    measured = scores.get("metrics") or {}
+    student, teacher = measured.get("student") or {}, measured.get("teacher") or {}
+    if not teacher:
+        return markdown(["metric", "score"], [[name, number(value)] for name, value in student.items()])
+    rows = [[name, number(value), number(teacher.get(name))] for name, value in student.items()]
+    return markdown(["metric", "student", "teacher"], rows)
+
+
+def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; a cell may hold anything."""
+    lines = [headings, ["---"] * len(headings), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
+
+
+def number(value: float | None, unit: str = "") -> str:
+    """Two decimals, trailing zeros kept so that columns line up; a dash for what was not measured."""
+    return NOTHING if value is None else f"{value:.2f}{unit}"
+
+
+def count(value: int | None) -> str:
+    """`22.7M`, `4.4k`."""
+    if value is None:
+        return NOTHING
+    for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:.1f}{letter}"
+    return str(value)
+
+
+def duration(seconds: float | None) -> str:
+    """`48 s`, `12 min 5 s`, `3 h 20 min`."""
+    if seconds is None:
+        return NOTHING
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def _pair(values: Mapping[str, Any] | None, show: Callable[[Any], str]) -> str:
+    sides = [(values or {}).get(side) for side in ("student", "teacher")]
+    return " / ".join(show(value) for value in sides if value is not None) or NOTHING

@@ -1,0 +1,327 @@
+"""Recipe → stages → saved student: one run, and the folder it leaves."""
+
+import json
+import platform
+import re
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from limbeck import efficiency, evaluation
+from limbeck import recipe as recipes
+from limbeck.data.spec import DataSpec
+from limbeck.engine.checkpoints import Checkpoints, State
+from limbeck.engine.loop import Loop, Pace
+from limbeck.engine.progress import Display, clock
+from limbeck.engine.world import open_world
+from limbeck.errors import LimbeckError
+from limbeck.folder import RunFolder, write_file, write_folder, write_json, write_text
+from limbeck.models import quiet
+from limbeck.prepare import Prepared, Request, fingerprint, prepare, request
+from limbeck.report.card import model_card
+from limbeck.report.page import write_report
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run."""
+
+    folder: Path
+    scores: dict[str, Any]
+
+    @property
+    def student(self) -> Path:
+        """The student, as a plain Hugging Face folder."""
+        return self.folder / "student"
+
+
+def distill(
+    recipe: str,
+    *,
+    teacher: str | Path,
+    out: str | Path,
+    layers: int | None = None,
+    width: int | None = None,
+    student: str | Path | None = None,
+    seed: int = 42,
+    set: Iterable[str] = (),
+    resume: bool = False,
+    track: str | None = None,
+    pace: Pace | None = None,
+    quiet: bool = False,
+    **data: Any,
+) -> Run:
+    """Distil `teacher` into a student of `layers` layers, or into the checkpoint `student`.
+
+    `data` says what to learn from, in the words of the command line: `task` and `data`, or `train`, `eval`, `test`
+    with `text`, `text_pair`, `label`, `labels`, `max_length`. `set` changes values of the recipe, as `--set` does.
+    """
+    asked = request(
+        recipe,
+        DataSpec(**data),
+        overrides=set,
+        teacher=str(teacher),
+        student=str(student) if student else None,
+        layers=layers,
+        width=width,
+        seed=seed,
+    )
+    return execute(asked, out, resume=resume, track=track, pace=pace, quiet=quiet)
+
+
+def finetune(
+    model: str | Path,
+    *,
+    out: str | Path,
+    layers: int | None = None,
+    seed: int = 42,
+    set: Iterable[str] = (),
+    resume: bool = False,
+    track: str | None = None,
+    pace: Pace | None = None,
+    quiet: bool = False,
+    **data: Any,
+) -> Run:
+    """Fine-tune `model`, or its first `layers` layers, on labels: a teacher, or a baseline. `data` as in `distill`."""
+    asked = request("finetune", DataSpec(**data), overrides=set, student=str(model), layers=layers, seed=seed)
+    return execute(asked, out, resume=resume, track=track, pace=pace, quiet=quiet)
+
+
+def execute(
+    asked: Request,
+    out: str | Path,
+    *,
+    resume: bool = False,
+    track: str | None = None,
+    pace: Pace | None = None,
+    quiet: bool = False,
+) -> Run:
+    """Carry out a request: train every stage, score the student, leave the run folder."""
+    folder = RunFolder(out)
+    _check_folder(folder, resume)
+    began = time.monotonic()
+    accelerator = open_world(track=track, folder=folder.path)
+    display = Display(quiet=quiet or not accelerator.is_main_process)
+    prepared = prepare(asked)
+    if resume and folder.request.exists():
+        _check_same(folder, asked, prepared)
+        if folder.finished:
+            display.say(f"{folder.path} is finished; its scores are in {folder.scores}.")
+            return Run(folder.path, json.loads(folder.scores.read_text("utf8")))
+    for note in prepared.notes:
+        display.say(note)
+    trained = [prepared.set_trained(i) for i in range(len(prepared.stages))]  # faults of any stage show now
+    accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
+        _begin(folder, asked, prepared)
+    accelerator.wait_for_everyone()
+    if track:
+        accelerator.init_trackers("limbeck")
+    state = _train(prepared, folder, accelerator, display, pace or Pace(), trained)
+    scores: dict[str, Any] = {}
+    if accelerator.is_main_process:
+        scores = _score(prepared, state, accelerator.device, time.monotonic() - began)
+        _leave(prepared, folder, scores)
+        display.say(_summary(scores, folder))
+    if track:
+        accelerator.end_training()
+    accelerator.wait_for_everyone()
+    return Run(folder.path, scores)
+
+
+def _train(prepared: Prepared, folder: RunFolder, accelerator, display: Display, pace: Pace, unreached) -> State:
+    student, device = prepared.student.to(accelerator.device), accelerator.device  # type: ignore[arg-type]
+    if prepared.teacher is not None:
+        prepared.teacher.to(device)  # type: ignore[arg-type]
+    aligners = {f"aligners.{n}": a.module for n, a in prepared.aligners.items() if a.module is not None}
+    selected = next(iter(prepared.evals.values()), None)
+
+    def score() -> dict[str, float]:
+        if selected is None or selected.labels is None:
+            return {}
+        return evaluation.evaluate(student, selected, prepared.task)
+
+    loop = Loop(
+        accelerator,
+        folder,
+        display,
+        prepared.train,
+        prepared.longest,
+        prepared.request.seed,
+        pace,
+        score,
+        {"student": student, **aligners},
+    )
+    checkpoint = loop.checkpoints.newest()
+    state = checkpoint.state if checkpoint else State(seconds=[0.0] * len(prepared.stages))
+    if checkpoint:
+        checkpoint.load(loop.modules)
+        folder.cut_log(state.logged)
+        display.say(f"goes on at stage {min(state.stage + 1, len(prepared.stages))}, step {state.step}")
+    while state.stage < len(prepared.stages):
+        index = state.stage
+        if frozen := prepared.set_trained(index):
+            display.say(f"stage {prepared.stages[index].name}: no objective reaches {_listed(frozen)}; frozen")
+        loop.run(
+            prepared.distillers[index],
+            prepared.stages[index],
+            state,
+            prepared.keeps(index),
+            checkpoint if checkpoint and state.step > 0 else None,
+        )
+        state = State(stage=index + 1, seconds=state.seconds, logged=folder.logged())
+        if accelerator.is_main_process:
+            loop.checkpoints.save(state, loop.modules, None)
+        accelerator.wait_for_everyone()
+        checkpoint = None
+    return state
+
+
+def _score(prepared: Prepared, state: State, device: torch.device, seconds: float) -> dict[str, Any]:
+    """What scores.json says: DESIGN section 4."""
+    asked, task = prepared.request, prepared.task
+    names = list(prepared.evals)
+    split = "test" if "test" in names and prepared.evals["test"].labels is not None else (names or [None])[0]
+    models = {"teacher": prepared.teacher, "student": prepared.student}
+    present = {name: model for name, model in models.items() if model is not None}
+    scored = {
+        place: {who: evaluation.evaluate(model, data, task) for who, model in present.items()}
+        for place, data in prepared.evals.items()
+        if data.labels is not None
+    }
+    here = scored.get(split, {}) if split else {}
+    metric = task.metrics[0]
+    teacher, student = (here.get(who, {}).get(metric) for who in ("teacher", "student"))
+    batch = efficiency.typical_batch(prepared.train)
+    return {
+        "task": task.name,
+        "metric": metric,
+        "teacher": teacher,
+        "student": student,
+        "retention": evaluation.retention(student, teacher) if student is not None else None,
+        "metrics": here,
+        "splits": {place: found for place, found in scored.items() if place != split},
+        "split": split,
+        "selected_on": names[0] if names and prepared.keeps(len(prepared.stages) - 1) == "best" else None,
+        "params": {who: efficiency.parameters(model) for who, model in present.items()},
+        "latency_ms": {
+            **efficiency.latency(present, batch),
+            "batch": len(batch["input_ids"]),
+            "length": batch["input_ids"].shape[1],
+            "device": device.type,
+        },
+        "ood": {},
+        "seed": asked.seed,
+        "recipe": asked.recipe.name,
+        "seconds": {
+            "total": round(seconds, 2),
+            "per_stage": {
+                s.name: round(spent, 2) for s, spent in zip(prepared.stages, state.seconds or [], strict=False)
+            },
+        },
+    }
+
+
+def _begin(folder: RunFolder, asked: Request, prepared: Prepared) -> None:
+    folder.path.mkdir(parents=True, exist_ok=True)
+    write_text(folder.recipe, recipes.save(asked.recipe))
+    write_json(folder.environment, environment())
+    write_json(folder.request, {**asked.plain(), "fingerprint": fingerprint(prepared.train)})
+
+
+def _leave(prepared: Prepared, folder: RunFolder, scores: dict[str, Any]) -> None:
+    """Write what a finished run holds; scores.json last, since it says that the rest is there."""
+
+    def save_student(place: Path) -> None:
+        with quiet():
+            prepared.student.save_pretrained(place)
+            prepared.tokenizer.save_pretrained(place)
+        name = prepared.request.recipe.name
+        base = prepared.request.teacher or prepared.request.student
+        hub = base if base and not Path(base).exists() else None
+        card = model_card(prepared.request.recipe.plain(), scores, citations(name), base_model=hub)
+        (place / "README.md").write_text(card, encoding="utf8")
+
+    write_folder(folder.student, save_student)
+    beside = prepared.distillers[-1].objectives.state_dict()
+    if beside:
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in beside.items()}
+        write_file(folder.aligners, lambda place: save_file(tensors, place))
+    write_json(folder.scores, scores)
+    write_report([folder.path], folder.report)
+    Checkpoints(folder.checkpoints).clear()
+
+
+def citations(name: str) -> list[str]:
+    """The BibTeX entries on a recipe's card."""
+    card = recipes.card(name.partition(":")[0]) or ""
+    return [entry.strip() for entry in re.findall(r"```bibtex\n(.*?)```", card, flags=re.DOTALL)]
+
+
+def environment() -> dict[str, Any]:
+    """What the run ran on."""
+    found: dict[str, Any] = {"python": platform.python_version(), "platform": platform.platform()}
+    for package in ("limbeck", "torch", "transformers", "accelerate", "numpy"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    found["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    found["threads"] = torch.get_num_threads()
+    found["command"] = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    return found
+
+
+def _check_folder(folder: RunFolder, resume: bool) -> None:
+    if not folder.path.exists() or not any(folder.path.iterdir()):
+        return
+    if not folder.path.is_dir() or not folder.request.exists():
+        raise LimbeckError(f'--out "{folder.path}" holds something that is no run. Give an empty or new folder.')
+    if not resume:
+        raise LimbeckError(
+            f'--out "{folder.path}" holds another run{" (finished)" if folder.finished else ""}. '
+            "Add --resume to go on with it, or give another folder."
+        )
+
+
+def _check_same(folder: RunFolder, asked: Request, prepared: Prepared) -> None:
+    before = json.loads(folder.request.read_text("utf8"))
+    now = json.loads(json.dumps({**asked.plain(), "fingerprint": fingerprint(prepared.train)}))
+    changes = list(_differences(before, now))
+    if changes:
+        raise LimbeckError(
+            f'"{folder.path}" holds a run that was asked for otherwise, so it cannot go on as this one:\n'
+            + "\n".join(f"  {path}: was {old!r}, now {new!r}" for path, old, new in changes)
+            + "\nAsk for the same again, or give another --out."
+        )
+
+
+def _differences(before: Any, now: Any, path: str = "") -> Iterable[tuple[str, Any, Any]]:
+    if isinstance(before, dict) and isinstance(now, dict):
+        for key in before.keys() | now.keys():
+            yield from _differences(before.get(key), now.get(key), f"{path}.{key}".lstrip("."))
+    elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        for i, (old, new) in enumerate(zip(before, now)):
+            yield from _differences(old, new, f"{path}.{i}")
+    elif before != now:
+        yield path, before, now
+
+
+def _summary(scores: dict[str, Any], folder: RunFolder) -> str:
+    ran = f"in {clock(scores['seconds']['total'])}; the student is in {folder.student}"
+    if scores["student"] is None:
+        return f"done {ran}"
+    kept = f" ({scores['retention']:.1f} % of the teacher's {scores['teacher']:.2f})" if scores["retention"] else ""
+    return f"{scores['metric']} {scores['student']:.2f}{kept}, {ran}"
+
+
+def _listed(names: list[str], most: int = 4) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -1,0 +1,175 @@
+"""`name(option=value)` → a bound callable; a wrong name, option or value → an error that teaches.
+
+A call string is the one way a recipe names an ingredient: `mse`, `kl(temperature=2)`, `layers([4, 8, 12])`,
+`ramp(0.1)`. Values are numbers (`1/3` too), true/false, words and lists: data, never code.
+"""
+
+import ast
+import importlib
+import inspect
+import unicodedata
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import yaml
+
+from limbeck.errors import LimbeckError, did_you_mean
+
+WORDS = {"true": True, "false": False, "none": None, "null": None}
+
+# Whether a recipe may name code by a dotted path; `--allow-code` sets it.
+code_allowed: ContextVar[bool] = ContextVar("code_allowed", default=False)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A name with options, as written in a recipe."""
+
+    name: str
+    args: tuple[Any, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        inside = [_show(a) for a in self.args] + [f"{k}={_show(v)}" for k, v in self.options.items()]
+        return f"{self.name}({', '.join(inside)})" if inside else self.name
+
+    def __hash__(self) -> int:
+        return hash(str(self))
+
+    def with_option(self, option: str, value: Any) -> "Call":
+        """The same call with one option changed: what `--set …kl.temperature=4` does."""
+        return Call(self.name, self.args, {**self.options, option: value})
+
+
+def parse(text: "str | Call | int | float") -> Call:
+    """Read a call string."""
+    if isinstance(text, Call):
+        return text
+    try:
+        node = ast.parse(unicodedata.normalize("NFKC", str(text).strip()), mode="eval").body
+        if isinstance(node, ast.Call):
+            options = {k.arg: _value(k.value) for k in node.keywords if k.arg}
+            return Call(_dotted(node.func), tuple(_value(a) for a in node.args), options)
+        return Call(_dotted(node))
+    except (SyntaxError, ValueError) as error:
+        raise LimbeckError(
+            f'"{text}" is not a call. Write a name, with options in brackets if any: "kl" or "kl(temperature=2)".'
+        ) from error
+
+
+def number(value: Any) -> float | int:
+    """A number, or a fraction written `a/b`."""
+    if isinstance(value, bool):
+        raise ValueError("not a number")
+    if isinstance(value, int | float):
+        return value
+    top, slash, bottom = str(value).partition("/")
+    if slash:
+        return float(top) / float(bottom)
+    return int(top) if top.strip().lstrip("-").isdigit() else float(top)
+
+
+def literal(text: str) -> Any:
+    """The value of `--set path=TEXT`: a number, or what YAML makes of it."""
+    try:
+        return number(text)
+    except (ValueError, ZeroDivisionError):
+        return yaml.safe_load(text)
+
+
+def bind(call: Call, table: Mapping[str, Callable], kind: str) -> partial:
+    """The callable a call names, with its options set; raises with what is allowed."""
+    function = _lookup(call, table, kind)
+    options = options_of(function)
+    positional = dict(zip(options, call.args))
+    if len(call.args) > len(options) or positional.keys() & call.options.keys():
+        raise LimbeckError(f'{kind} "{call}": too many values. It takes {_signature(call.name, options)}.')
+    chosen = {**positional, **call.options}
+    for name, value in chosen.items():
+        if name not in options:
+            raise LimbeckError(
+                f'{kind} "{call.name}" has no option "{name}".{did_you_mean(name, options)} '
+                f"It takes {_signature(call.name, options)}."
+            )
+        chosen[name] = _fitted(call, options[name], value, kind)
+    missing = [n for n, p in options.items() if p.default is inspect.Parameter.empty and n not in chosen]
+    if missing:
+        raise LimbeckError(f'{kind} "{call}" needs {", ".join(missing)}: write {_signature(call.name, options)}.')
+    return partial(function, **chosen)
+
+
+def _lookup(call: Call, table: Mapping[str, Callable], kind: str) -> Callable:
+    if call.name in table:
+        return table[call.name]
+    if "." not in call.name:
+        raise LimbeckError(
+            f'there is no {kind} "{call.name}".{did_you_mean(call.name, table)} Allowed: {", ".join(sorted(table))}.'
+        )
+    if not code_allowed.get():
+        raise LimbeckError(
+            f'{kind} "{call.name}" is a path to Python code, which a recipe may only run when you say so: '
+            "add --allow-code if you trust this recipe."
+        )
+    module, _, name = call.name.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise LimbeckError(f'{kind} "{call.name}" cannot be imported: {error}.') from error
+
+
+def options_of(function: Callable) -> dict[str, inspect.Parameter]:
+    """An ingredient's options are its keyword-only parameters, in order."""
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name: p for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY and not p.name.startswith("_")}
+
+
+def _signature(name: str, options: Mapping[str, inspect.Parameter]) -> str:
+    if not options:
+        return f"no options: {name}"
+    empty = inspect.Parameter.empty
+    shown = (n if p.default is empty else f"{n}={_show(p.default)}" for n, p in options.items())
+    return f"{name}({', '.join(shown)})"
+
+
+def _fitted(call: Call, parameter: inspect.Parameter, value: Any, kind: str) -> Any:
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        return TypeAdapter(parameter.annotation).validate_python(value)
+    except ValidationError as error:
+        message = error.errors()[0]["msg"]
+        raise LimbeckError(f'{kind} "{call}": {parameter.name}={_show(value)} does not fit: {message}.') from error
+
+
+def _dotted(node: ast.expr) -> str:
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        return f"{_dotted(node.value)}.{node.attr}"
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):  # names may have hyphens
+        return f"{_dotted(node.left)}-{_dotted(node.right)}"
+    raise ValueError("not a name")
+
+
+def _value(node: ast.expr) -> Any:
+    if isinstance(node, ast.Constant):
+        return node.value
+    if isinstance(node, ast.List | ast.Tuple):
+        return [_value(item) for item in node.elts]
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -number(_value(node.operand))
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+        return number(_value(node.left)) / number(_value(node.right))
+    word = _dotted(node)
+    return WORDS.get(word.lower(), word)
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_show, value))}]"
+    return unicodedata.normalize("NFKC", value) if isinstance(value, str) else repr(value)

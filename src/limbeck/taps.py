@@ -1,0 +1,136 @@
+"""Run a model, keep the sites read, and no others.
+
+Hidden states are caught as blocks take and return them. Queries, keys and values come through transformers' attention
+interface, so that models stay on SDPA; families that do not use it are caught at their projections. A forward goes no
+deeper than the deepest site read. Nothing stays attached to the model between calls.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+from limbeck import architectures
+from limbeck.features import FEATURES, LOGITS, Attention, Rows, Seen
+from limbeck.spec import bind, parse
+
+Site = tuple[str, int]  # a feature, as a call string, and a layer
+Features = dict[Site, Rows]
+
+IMPLEMENTATION = "limbeck_tap"
+_watched: ContextVar[Mapping[nn.Module, tuple[int, Seen]] | None] = ContextVar("watched", default=None)
+
+
+class Tap:
+    """A model whose forward also hands out the features read: `Tap(model, [("cls", 4), ("logits", -1)])(**batch)`."""
+
+    def __init__(self, model: PreTrainedModel, sites: Iterable[Site]) -> None:
+        self.sites = sorted(set(sites))
+        self.model = model
+        self.features = {name: bind(parse(name), FEATURES, "feature") for name, _ in self.sites}
+        self.columns = architectures.inputs(model)
+        self.hidden = {layer for name, layer in self.sites if self._site(name) == "hidden"}
+        self.attention = {layer for name, layer in self.sites if self._site(name) == "attention"}
+        depth = architectures.shape(model).layers
+        self.whole = any(layer == LOGITS for _, layer in self.sites)
+        self.depth = depth if self.whole else max(self.hidden | self.attention | {1})  # layer 0 is what block 1 takes
+        self.runs = model if self.whole else architectures.shortened(model, self.depth)
+
+    def _site(self, name: str) -> str:
+        return self.features[name].func.site
+
+    def __call__(self, **batch: Tensor) -> Features:
+        seen = Seen(mask=batch["attention_mask"].bool())
+        with ExitStack() as attached:
+            attached.enter_context(self._watch_hidden(seen))
+            attached.enter_context(self._watch_attention(seen))
+            output = self.runs(**{name: batch[name] for name in self.columns if name in batch})
+        if self.whole:
+            seen.logits = output.logits
+        return {(name, layer): self.features[name](seen, layer) for name, layer in self.sites}
+
+    @contextmanager
+    def _watch_hidden(self, seen: Seen) -> Iterator[None]:
+        blocks = architectures.blocks(self.model)
+
+        def keep_input(_: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+            seen.hidden[0] = args[0] if args else kwargs["hidden_states"]
+
+        def keep_output(layer: int):
+            def hook(_: nn.Module, __: tuple, output: Any) -> None:
+                seen.hidden[layer] = output if isinstance(output, Tensor) else output[0]
+
+            return hook
+
+        handles = [blocks[k - 1].register_forward_hook(keep_output(k)) for k in self.hidden if k > 0]
+        if 0 in self.hidden:
+            handles.append(blocks[0].register_forward_pre_hook(keep_input, with_kwargs=True))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    @contextmanager
+    def _watch_attention(self, seen: Seen) -> Iterator[None]:
+        if not self.attention:
+            yield
+        elif names := architectures.family(self.model).projections:
+            with ExitStack() as hooks:
+                for layer in self.attention:
+                    hooks.enter_context(_watch_projections(self.model, layer, names, seen))
+                yield
+        else:
+            config = self.model.config
+            native = config._attn_implementation
+            modules = {architectures.self_attention(self.model, k): (k, seen) for k in self.attention}
+            token = _watched.set(modules)
+            config._attn_implementation = IMPLEMENTATION
+            try:
+                yield
+            finally:
+                config._attn_implementation = native
+                _watched.reset(token)
+
+
+def _tapped_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any
+):
+    """Keep q, k, v of a watched layer, then attend as SDPA does."""
+    if module in (watched := _watched.get() or {}):
+        layer, seen = watched[module]
+        scaling = options.get("scaling")
+        seen.attention[layer] = Attention(query, key, value, query.shape[-1] ** -0.5 if scaling is None else scaling)
+    return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+
+
+AttentionInterface.register(IMPLEMENTATION, _tapped_attention)
+AttentionMaskInterface.register(IMPLEMENTATION, sdpa_mask)
+
+
+@contextmanager
+def _watch_projections(model: PreTrainedModel, layer: int, names: tuple[str, ...], seen: Seen) -> Iterator[None]:
+    """Catch q, k, v at their linear maps, and the position bias as the attention is called (MPNet)."""
+    attention = architectures.self_attention(model, layer)
+    caught: list[Tensor] = []
+
+    def keep_projection(_: nn.Module, __: tuple, output: Tensor) -> None:
+        caught.append(output.unflatten(-1, (model.config.num_attention_heads, -1)).transpose(1, 2))
+
+    def keep_attention(_: nn.Module, args: tuple, kwargs: dict[str, Any], __: Any) -> None:
+        bias = kwargs.get("position_bias", args[2] if len(args) > 2 else None)
+        query, key, value = caught
+        seen.attention[layer] = Attention(query, key, value, query.shape[-1] ** -0.5, bias)
+
+    handles = [attention.get_submodule(name).register_forward_hook(keep_projection) for name in names]
+    handles.append(attention.register_forward_hook(keep_attention, with_kwargs=True))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

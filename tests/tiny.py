@@ -1,0 +1,93 @@
+"""Models of every family small enough to run in a millisecond, and batches for them."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
+
+from limbeck.architectures import FAMILIES
+
+VOCABULARY = 100
+ONE_TOKEN_TYPE = ("roberta", "xlm-roberta")  # as their checkpoints have it, unlike the default of their configuration
+
+every_family = tuple(FAMILIES)
+
+
+def tiny_model(
+    family: str = "bert",
+    layers: int = 4,
+    width: int = 32,
+    heads: int = 4,
+    labels: int = 3,
+    seed: int = 0,
+    **options,
+) -> PreTrainedModel:
+    """A classifier in eval mode. Its weights are drawn large, biases too, so that no head, layer or bias is like another."""
+    if family == "distilbert":
+        sizes = {"dim": width, "n_layers": layers, "n_heads": heads, "hidden_dim": 64}
+    else:
+        sizes = {
+            "hidden_size": width,
+            "num_hidden_layers": layers,
+            "num_attention_heads": heads,
+            "intermediate_size": 64,
+        }
+    if family == "electra":
+        sizes["embedding_size"] = width // 2
+    if family in ONE_TOKEN_TYPE:
+        sizes["type_vocab_size"] = 1
+    config = AutoConfig.for_model(
+        family,
+        **{"vocab_size": VOCABULARY, "max_position_embeddings": 64, "num_labels": labels, "initializer_range": 0.2}
+        | sizes
+        | options,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = AutoModelForSequenceClassification.from_config(config)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.dim() == 1:
+                    parameter.add_(0.1 * torch.randn_like(parameter))
+    return model.eval()
+
+
+def tiny_batch(
+    model: PreTrainedModel | int = VOCABULARY,
+    sizes: Sequence[int] = (9, 5, 7),
+    *,
+    length: int | None = None,
+    seed: int = 0,
+) -> dict[str, Tensor]:
+    """One example a size, padded with the model's own padding token to the longest, or to `length`."""
+    vocabulary, pad, labels = (
+        (model, 0, 3)
+        if isinstance(model, int)
+        else (model.config.vocab_size, model.config.pad_token_id, model.config.num_labels)
+    )
+    generator = torch.Generator().manual_seed(seed)
+    longest = length or max(sizes)
+    batch = {
+        "input_ids": torch.full((len(sizes), longest), pad),
+        "attention_mask": torch.zeros(len(sizes), longest, dtype=torch.long),
+        "token_type_ids": torch.zeros(len(sizes), longest, dtype=torch.long),
+    }
+    for row, size in enumerate(sizes):
+        batch["input_ids"][row, :size] = torch.randint(5, vocabulary, (size,), generator=generator)
+        batch["attention_mask"][row, :size] = 1
+        batch["token_type_ids"][row, size // 2 : size] = 1  # the second text of a pair
+    if labels == 1:
+        batch["labels"] = torch.randint(-20, 20, (len(sizes),), generator=generator) / 4
+    else:
+        batch["labels"] = torch.randint(0, labels, (len(sizes),), generator=generator)
+    return batch
+
+
+def columns_for(model: PreTrainedModel, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The columns to call a model with by hand, independent of limbeck's choice of them."""
+    taken = {
+        "bert": ("input_ids", "attention_mask", "token_type_ids"),
+        "electra": ("input_ids", "attention_mask", "token_type_ids"),
+    }.get(model.config.model_type, ("input_ids", "attention_mask"))
+    return {name: batch[name] for name in taken}
