@@ -163,11 +163,10 @@ def _timed_step(prepared: Prepared, distiller: Distiller, batch: int) -> tuple[f
         seen[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
         return tensor
 
-    for parameter in distiller.parameters():
-        seen[parameter.untyped_storage().data_ptr()] = 0
-    weights = set(seen)
+    weights = {parameter.untyped_storage().data_ptr() for parameter in distiller.parameters()}
     seconds = 0.0
     for _ in range(2):  # the first warms up
+        seen.clear()
         start = time.perf_counter()
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             loss = distiller.train()(**examples).loss
@@ -175,7 +174,7 @@ def _timed_step(prepared: Prepared, distiller: Distiller, batch: int) -> tuple[f
         seconds = time.perf_counter() - start
         distiller.zero_grad(set_to_none=True)
     distiller.eval()
-    saved = sum(size for place, size in seen.items() if place not in weights) / 2  # seen twice
+    saved = sum(size for place, size in seen.items() if place not in weights)
     return seconds * batch / few, saved * batch / few
 
 

@@ -67,7 +67,9 @@ class Data:
 class Models:
     """Options that say which models meet."""
 
-    teacher: Annotated[str, _option("--teacher", "The model to distil: a hub id, a folder or a run folder.", STUDENT)]
+    teacher: Annotated[
+        str | None, _option("--teacher", "The model to distil: a hub id, a folder or a run folder.", STUDENT)
+    ] = None
     layers: Annotated[int | None, _option("--layers", "How many layers the student has.", STUDENT)] = None
     width: Annotated[int | None, _option("--width", "The student's width; needs a random start.", STUDENT)] = None
     student: Annotated[
@@ -219,7 +221,7 @@ def check(
     from limbeck.recipe import task_values
 
     asked = request(recipe, DataSpec(**data.spec()), overrides=change.overrides(), **asdict(models), seed=change.seed)
-    report = examine(prepare(asked), task_values(recipe, data.task))
+    report = examine(prepare(asked), task_values(recipe, asked.data.task_name))
     out.print_json(data=report.plain()) if as_json else out.print(shown(report))
 
 

@@ -10,8 +10,8 @@ from transformers import PreTrainedModel
 
 from limbeck import architectures
 from limbeck.errors import LimbeckError
-from limbeck.objectives import Models, Moment, NamedAligner, Objective, Read
-from limbeck.taps import Features, Tap
+from limbeck.objectives import Models, Moment, NamedAligner, Objective, Read, check_name
+from limbeck.taps import Features, Tap, full_precision
 from limbeck.teachers import Live
 
 
@@ -46,6 +46,8 @@ class Distiller(nn.Module):
         self.student = student
         self.steps, self.seed, self.stage = steps, seed, stage
         named = dict(objectives) if isinstance(objectives, Mapping) else _named(objectives)
+        for name in named:
+            check_name(name)
         self.dropped = [name for name, objective in named.items() if objective.idle]
         self.objectives = nn.ModuleDict({n: o for n, o in named.items() if not o.idle})
         if not self.objectives:
@@ -96,11 +98,12 @@ class Distiller(nn.Module):
             teacher_features = self.teacher.features(**batch) if self.teacher else {}
         student_features = self.tap(**batch)
         weight = batch.get("weight")
-        parts = {
-            name: _mean(term(student_features, teacher_features, batch), weight, batch.get("count"))
-            for name, term in self.terms.items()
-        }
-        loss = torch.stack([self.terms[name].scale * part for name, part in parts.items()]).sum()
+        with full_precision(batch["input_ids"]):
+            parts = {
+                name: _mean(term(student_features, teacher_features, batch), weight, batch.get("count"))
+                for name, term in self.terms.items()
+            }
+            loss = torch.stack([self.terms[name].scale * part for name, part in parts.items()]).sum()
         return Output(loss, parts)
 
 

@@ -57,20 +57,20 @@ def seen_at(site: str, *, fixed: int | None = None, width: str | None = None) ->
 @seen_at("hidden", width="width")
 def hidden(seen: Seen, layer: int) -> Rows:
     """The state of every token."""
-    return Rows(seen.hidden[layer].float(), seen.mask)
+    return Rows(_exact(seen.hidden[layer]), seen.mask)
 
 
 @seen_at("hidden", width="width")
 def cls(seen: Seen, layer: int) -> Rows:
     """The state of the first token."""
-    return _one_row(seen.hidden[layer][:, 0].float())
+    return _one_row(_exact(seen.hidden[layer][:, 0]))
 
 
 @seen_at("hidden", width="width")
 def mean(seen: Seen, layer: int) -> Rows:
     """The mean state of an example's tokens, padding left out."""
     mask = seen.mask.unsqueeze(-1)
-    return _one_row((seen.hidden[layer].float() * mask).sum(1) / mask.sum(1).clamp_min(1))
+    return _one_row((_exact(seen.hidden[layer]) * mask).sum(1) / mask.sum(1).clamp_min(1))
 
 
 @seen_at("hidden", fixed=0, width="width")
@@ -84,7 +84,7 @@ def logits(seen: Seen, layer: int) -> Rows:
     """The predictions."""
     if seen.logits is None:
         raise RuntimeError("logits were read, but the forward stopped before them")
-    return _one_row(seen.logits.float())
+    return _one_row(_exact(seen.logits))
 
 
 @seen_at("attention")
@@ -141,6 +141,11 @@ FEATURES: dict[str, Callable[..., Rows]] = {
 }
 
 
+def _exact(states: Tensor) -> Tensor:
+    """Half precision is compared in fp32; what is finer stays as it is."""
+    return states.to(torch.promote_types(states.dtype, torch.float32))
+
+
 def _one_row(vectors: Tensor) -> Rows:
     return Rows(vectors, torch.ones(vectors.shape[:-1], dtype=torch.bool, device=vectors.device))
 
@@ -148,17 +153,17 @@ def _one_row(vectors: Tensor) -> Rows:
 def _split(states: Tensor, heads: int | None) -> Tensor:
     """Re-cut `(batch, H, positions, d)` into another number of heads: joined per token first, then split."""
     if heads is None or heads == states.shape[1]:
-        return states.float()
-    joined = states.transpose(1, 2).flatten(2)
-    return joined.unflatten(-1, (heads, -1)).transpose(1, 2).float()
+        return _exact(states)
+    joined = _exact(states).transpose(1, 2).flatten(2)
+    return joined.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
 def _scores(at: Attention, heads: int | None) -> Tensor:
     groups = at.query.shape[1] // at.key.shape[1]  # grouped-query attention shares a key among several heads
     key = at.key.repeat_interleave(groups, 1) if groups > 1 else at.key
     if heads is None or heads == at.query.shape[1]:
-        products = at.query.float() @ key.float().transpose(-1, -2) * at.scaling
-        return products if at.bias is None else products + at.bias.float()
+        products = _exact(at.query) @ _exact(key).transpose(-1, -2) * at.scaling
+        return products if at.bias is None else products + _exact(at.bias)
     query, key = _split(at.query, heads), _split(key, heads)
     return query @ key.transpose(-1, -2) * query.shape[-1] ** -0.5  # a bias per head has no meaning in other heads
 

@@ -23,6 +23,7 @@ class Start:
     source: PreTrainedModel  # the checkpoint given as --student, or the teacher
     teacher: PreTrainedModel | None
     from_teacher: bool
+    fresh_classifier: bool = True
     frozen: set[str] = field(default_factory=set)  # parameters that never train
     notes: list[str] = field(default_factory=list)
 
@@ -55,6 +56,7 @@ def checkpoint(start: Start) -> None:
         return layers(start)
     depth = architectures.shape(start.student).layers
     _copy(start, tuple(range(1, depth + 1)), with_head=True)
+    start.fresh_classifier = False
     start.notes.append(f"starts as the checkpoint's first {depth} layers and its classifier, if it has one")
 
 
@@ -69,6 +71,7 @@ def classifier(start: Start, *, frozen: bool = False) -> None:
             f"the teacher's classifier ({_kind(start.teacher)}) does not fit the student ({_kind(start.student)}). "
             "Reusing it needs one family and one width; --set init=[layers(first)] starts with a fresh one."
         )
+    start.fresh_classifier = False
     theirs = architectures.head(start.teacher)
     for name, module in architectures.head(start.student).items():
         module.load_state_dict(theirs[name].state_dict())
@@ -79,7 +82,7 @@ def classifier(start: Start, *, frozen: bool = False) -> None:
 
 def random(start: Start) -> None:
     """Fresh weights throughout."""
-    start.notes.append("starts at random")
+    start.notes.append("embeddings and layers start at random")
 
 
 INITIALISERS = {f.__name__: f for f in (layers, checkpoint, classifier, random)}
@@ -103,6 +106,8 @@ def start_student(
     start = Start(student, source, teacher, from_teacher=source is teacher)
     for call in calls:
         bind(parse(call), INITIALISERS, "start")(start)
+    if start.fresh_classifier:
+        start.notes.append("pooler and classifier start afresh")
     return start
 
 

@@ -21,17 +21,20 @@ class Layers(NamedTuple):
 
 def uniform(student: int, teacher: int, *, last: bool = True, embeddings: bool = False) -> Layers:
     """Every ⌊N/M⌋-th teacher layer, in order (PKD-Skip, ILD-RTC, TinyBERT)."""
+    _no_deeper(student, teacher)
     stride = teacher // student
     return _pairs([(m, m * stride) for m in _layers(student, last, embeddings)])
 
 
 def first(student: int, teacher: int, *, last: bool = True, embeddings: bool = False) -> Layers:
     """The teacher's lowest layers: k meets k."""
+    _no_deeper(student, teacher)
     return _pairs([(m, m) for m in _layers(student, last, embeddings)])
 
 
 def top(student: int, teacher: int, *, last: bool = True) -> Layers:
     """The teacher's highest layers (PKD-Last)."""
+    _no_deeper(student, teacher)
     return _pairs([(m, teacher - student + m) for m in _layers(student, last)])
 
 
@@ -60,6 +63,7 @@ def pairs(student: int, teacher: int, *, layers: list[tuple[int, int]]) -> Layer
 
 def random(student: int, teacher: int, *, last: bool = False) -> Layers:
     """As many teacher layers as the student compares, drawn without replacement each epoch, in order (RAIL-KD)."""
+    _no_deeper(student, teacher)
     met = tuple(_layers(student, last))
     drawn_from = tuple(_layers(teacher, last))
 
@@ -74,6 +78,14 @@ MAPPINGS = {f.__name__: f for f in (uniform, first, top, last, sanh, pairs, rand
 
 def _layers(depth: int, last: bool = True, embeddings: bool = False) -> range:
     return range(0 if embeddings else 1, depth + 1 if last else depth)
+
+
+def _no_deeper(student: int, teacher: int) -> None:
+    if student > teacher:
+        raise LimbeckError(
+            f"the student has {student} layers and the teacher {teacher}: this map needs a teacher at least as deep. "
+            "Say which layers meet: pairs([[1, 2], …]), student first."
+        )
 
 
 def _pairs(layers: list[tuple[int, int]]) -> Layers:

@@ -5,10 +5,11 @@ to the shapes of the two models, which settles its layers, widths and aligners.
 """
 
 from collections.abc import Callable, Container, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 
 from limbeck.aligners import ALIGNERS, NoAligner
@@ -46,7 +47,7 @@ class Models(NamedTuple):
     regression: bool = False
 
 
-def ramp(progress: float, *, weight: float, over: float = 1.0) -> float:
+def ramp(progress: float, *, weight: float, over: Annotated[float, Field(gt=0)] = 1.0) -> float:
     """From 0 to `weight`, linearly over the first part `over` of the stage (CR-ILD)."""
     return weight * min(progress / over, 1.0)
 
@@ -94,12 +95,20 @@ class NamedAligner:
     """An aligner named at the top of a recipe: made when first used, kept across stages."""
 
     def __init__(self, call: Call) -> None:
+        self.call = call
         self.make = bind(call, ALIGNERS, "aligner")
         self.module: nn.Module | None = None
+        self.sizes: tuple[int, ...] = ()
 
     def __call__(self, student: int, teacher: int, pairs: int) -> nn.Module:
+        sizes = (student, teacher) if self.call.name == "shared" else (student, teacher, pairs)
         module = self.module if self.module is not None else self.make(student, teacher, pairs)
-        self.module = module
+        if self.module is not None and self.sizes != sizes:
+            raise LimbeckError(
+                f'aligner "{self.call}" is named by terms that differ in widths or in how many layers they compare: '
+                f"{self.sizes} and {sizes}. Name one for each, or use shared, one map for any number of layers."
+            )
+        self.module, self.sizes = module, sizes
         return module
 
 
@@ -140,6 +149,11 @@ class Logits(Objective):
         self.distance = bind(parse(logits), PREDICTIONS, "prediction distance")
 
     def bind(self, models: Models, named: Mapping[str, NamedAligner]) -> None:
+        if models.teacher is not None and models.teacher.labels != models.student.labels:
+            raise LimbeckError(
+                f"the student predicts {models.student.labels} labels and the teacher {models.teacher.labels}: "
+                "their predictions cannot be compared. Give a teacher and a student of the same task."
+            )
         if models.regression:
             self.distance = logits_mse
 
@@ -167,7 +181,10 @@ class Match(Objective):
     ) -> None:
         super().__init__(weight)
         self.call, self.align = parse(match), parse(align)
-        self.feature = bind(self.call, FEATURES, "feature").func
+        feature = bind(self.call, FEATURES, "feature")
+        self.feature, self.asked_heads = feature.func, feature.keywords.get("heads")
+        if not hasattr(self.feature, "site"):
+            raise LimbeckError(f'feature "{self.call.name}" does not say where it looks: mark it with @seen_at("hidden").')
         self.distance = bind(parse(distance), DISTANCES, "distance")
         if reduce not in ("sum_layers", "mean_layers"):
             raise LimbeckError(f'there is no reduction "{reduce}". Allowed: sum_layers, mean_layers.')
@@ -222,7 +239,15 @@ class Match(Objective):
 
     def _settle_heads(self, student: Shape, teacher: Shape) -> None:
         """Models with other head counts meet in the largest of the two counts that divides both widths."""
-        if self.feature.site != "attention" or "heads" in self.call.options or student.heads == teacher.heads:
+        if self.feature.site != "attention":
+            return
+        if heads := self.asked_heads:
+            if student.width % heads or teacher.width % heads:
+                raise LimbeckError(
+                    f"match: {self.call}: {heads} heads do not divide both widths, {student.width} and {teacher.width}."
+                )
+            return
+        if student.heads == teacher.heads:
             return
         fitting = [h for h in (student.heads, teacher.heads) if student.width % h == 0 == teacher.width % h]
         if not fitting:
@@ -267,6 +292,12 @@ def per_example(distances: Tensor, mask: Tensor) -> Tensor:
 
 
 OBJECTIVES: dict[str, type[Objective]] = {"labels": Labels, "logits": Logits, "match": Match}
+
+
+def check_name(name: str) -> None:
+    """A term's name is also the name of a module in a distiller, and not every word can be one."""
+    if "." in name or hasattr(nn.ModuleDict(), name):
+        raise LimbeckError(f'"{name}" cannot name an objective: it has a dot, or is a word PyTorch keeps for itself.')
 
 
 def build(declared: Mapping[str, Any], aligners: Container[str] = ()) -> Objective:

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from limbeck.data.encoding import Encoded, encode
 from limbeck.data.labels import align
 from limbeck.data.loading import load
 from limbeck.data.spec import DataSpec
-from limbeck.data.tasks import Task, find_task
+from limbeck.data.tasks import Task
 from limbeck.distiller import Distiller
 from limbeck.engine.loop import total_steps
 from limbeck.engine.world import seed_for
@@ -101,8 +102,8 @@ def request(
     seed: int = 42,
 ) -> Request:
     """Resolve the recipe for the task, with every fault reported at once."""
-    task = find_task(data.task).name if data.task else None
-    return Request(resolve(recipe, task=task, overrides=overrides), data, teacher, student, layers, width, seed)
+    resolved = resolve(recipe, task=data.task_name, overrides=overrides)
+    return Request(resolved, data, teacher, student, layers, width, seed)
 
 
 def prepare(asked: Request) -> Prepared:
@@ -197,13 +198,15 @@ def freeze_unreached(distiller: Distiller, batch: dict[str, torch.Tensor]) -> li
     return unreached
 
 
-def fingerprint(data: Encoded) -> str:
-    """A hash of the tokens and labels a run trains on."""
-    digest = hashlib.sha256(data.offsets.tobytes())
-    for name in sorted(data.columns):
-        digest.update(name.encode() + data.columns[name].tobytes())
-    if data.labels is not None:
-        digest.update(data.labels.tobytes())
+def fingerprint(*splits: Encoded) -> str:
+    """A hash of the tokens and labels a run trains and selects on."""
+    digest = hashlib.sha256()
+    for data in splits:
+        digest.update(data.offsets.tobytes())
+        for name in sorted(data.columns):
+            digest.update(name.encode() + data.columns[name].tobytes())
+        if data.labels is not None:
+            digest.update(data.labels.tobytes())
     return digest.hexdigest()[:16]
 
 
@@ -258,4 +261,5 @@ def _check_depths(student: PreTrainedModel, teacher: PreTrainedModel | None) -> 
 
 
 def _said(options: dict[str, Any]) -> dict[str, Any]:
-    return {k: list(v) if isinstance(v, tuple) else v for k, v in options.items() if v is not None}
+    said = {k: v for k, v in options.items() if v is not None}
+    return {k: str(v) if isinstance(v, Path) else list(v) if isinstance(v, tuple) else v for k, v in said.items()}

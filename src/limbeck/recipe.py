@@ -28,7 +28,7 @@ class Stage:
     __pydantic_config__ = FORBID
 
     name: str
-    objectives: dict[str, dict[str, Any]]
+    objectives: Annotated[dict[str, dict[str, Any]], Field(min_length=1)]
     epochs: Positive | None = None
     steps: Annotated[int, Field(gt=0)] | None = None
     batch: Annotated[int, Field(gt=0)] = 32
@@ -76,7 +76,10 @@ def read(name: str) -> dict[str, Any]:
     if path.suffix in (".yaml", ".yml"):
         if not path.is_file():
             raise LimbeckError(f'there is no recipe file "{name}". Give a file, or one of: {", ".join(shipped())}.')
-        text = path.read_text("utf8")
+        try:
+            text = path.read_text("utf8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise LimbeckError(f'recipe file "{name}" cannot be read as text: {error}') from error
     elif name in shipped():
         text = (resources.files("limbeck") / "recipes" / f"{name}.yaml").read_text("utf8")
     else:
@@ -97,7 +100,10 @@ def resolve(name: str, *, task: str | None = None, overrides: Iterable[str] = ()
     """The recipe `name`, `name:variant` or a file, with the task's values and `path=value` overrides applied."""
     base, _, variant = name.partition(":")
     data = read(base)
-    variants, tasks = data.pop("variants", {}), data.pop("tasks", {})
+    variants, tasks = (data.pop(key, None) or {} for key in ("variants", "tasks"))
+    for key, changes in (("variants", variants), ("tasks", tasks)):
+        if not isinstance(changes, dict) or not all(isinstance(change, dict) for change in changes.values()):
+            raise LimbeckError(f'{key} of recipe "{base}" is not a map of names to changes, each a path and its value.')
     if variant and variant not in variants:
         raise LimbeckError(
             f'recipe "{base}" has no variant "{variant}".{did_you_mean(variant, variants)} '
@@ -112,13 +118,13 @@ def resolve(name: str, *, task: str | None = None, overrides: Iterable[str] = ()
     for path, value in changes:
         _set(data, path, value)
     if variant:
-        data["name"] = name
+        data["name"] = f"{data.get('name', base)}:{variant}"
     return validate(data)
 
 
 def task_values(name: str, task: str | None) -> dict[str, Any]:
     """What a recipe sets by itself for a task."""
-    return read(name.partition(":")[0]).get("tasks", {}).get(task or "", {})
+    return (read(name.partition(":")[0]).get("tasks") or {}).get(task or "", {})
 
 
 def validate(data: Mapping[str, Any]) -> Recipe:
@@ -145,7 +151,7 @@ def save(recipe: Recipe) -> str:
 def _call_faults(data: Mapping[str, Any]) -> Iterable[str]:
     from limbeck.aligners import ALIGNERS
     from limbeck.initialisers import INITIALISERS
-    from limbeck.objectives import build
+    from limbeck.objectives import build, check_name
     from limbeck.spec import bind
 
     aligners = data.get("aligners") if isinstance(data.get("aligners"), dict) else {}
@@ -162,14 +168,16 @@ def _call_faults(data: Mapping[str, Any]) -> Iterable[str]:
         at = f"stages.{stage.get('name', '?')}"
         if ("epochs" in stage) == ("steps" in stage):
             yield f"{at}: give either epochs or steps."
-        for target in stage.get("train") or []:
+        for target in stage["train"] if isinstance(stage.get("train"), list) else []:
             allowed = ["student", "aligners", *(aligners or {})]
             if target not in allowed:
                 yield f'{at}.train: there is no "{target}" to train. Allowed: {", ".join(allowed)}.'
         objectives = stage.get("objectives") if isinstance(stage.get("objectives"), dict) else {}
         for name, declared in (objectives or {}).items():
             if isinstance(declared, dict):
-                checks.append((f"{at}.objectives.{name}", lambda d=declared: build(d, aligners or {})))
+                here = f"{at}.objectives.{name}"
+                checks.append((here, lambda n=name: check_name(str(n))))
+                checks.append((here, lambda d=declared: build(d, aligners or {})))
     for path, check in checks:
         try:
             check()
@@ -183,7 +191,7 @@ def _fault(data: Mapping[str, Any], error: dict[str, Any]) -> str:
     fields = Stage.__dataclass_fields__ if path[0] == "stages" else Recipe.__dataclass_fields__
     if path[0] == "stages" and len(path) > 1 and path[1].isdigit():
         stage = data["stages"][int(path[1])]
-        path[1] = stage.get("name", path[1]) if isinstance(stage, dict) else path[1]
+        path[1] = str(stage.get("name", path[1])) if isinstance(stage, dict) else path[1]
     where = ".".join(path)
     if error["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         return f"{where}: there is no such key.{did_you_mean(path[-1], fields)} Allowed: {', '.join(fields)}."

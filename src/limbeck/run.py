@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from limbeck import efficiency, evaluation
 from limbeck import recipe as recipes
 from limbeck.data.spec import DataSpec
-from limbeck.engine.checkpoints import Checkpoints, State
+from limbeck.engine.checkpoints import Checkpoints, State, plain
 from limbeck.engine.loop import Loop, Pace
 from limbeck.engine.progress import Display, clock
 from limbeck.engine.world import open_world
@@ -45,8 +45,8 @@ class Run:
 def distill(
     recipe: str,
     *,
-    teacher: str | Path,
     out: str | Path,
+    teacher: str | Path | None = None,
     layers: int | None = None,
     width: int | None = None,
     student: str | Path | None = None,
@@ -67,7 +67,7 @@ def distill(
         recipe,
         DataSpec(**data),
         overrides=set,
-        teacher=str(teacher),
+        teacher=str(teacher) if teacher else None,
         student=str(student) if student else None,
         layers=layers,
         width=width,
@@ -113,18 +113,21 @@ def execute(
     if resume and folder.request.exists():
         _check_same(folder, asked, prepared)
         if folder.finished:
+            if folder.checkpoints.exists() and accelerator.is_main_process:
+                _tidy(folder)
             display.say(f"{folder.path} is finished; its scores are in {folder.scores}.")
             return Run(folder.path, json.loads(folder.scores.read_text("utf8")))
     for note in prepared.notes:
         display.say(note)
-    trained = [prepared.set_trained(i) for i in range(len(prepared.stages))]  # faults of any stage show now
+    for index in range(len(prepared.stages)):
+        prepared.set_trained(index)  # faults of any stage show now
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
         _begin(folder, asked, prepared)
     accelerator.wait_for_everyone()
     if track:
         accelerator.init_trackers("limbeck")
-    state = _train(prepared, folder, accelerator, display, pace or Pace(), trained)
+    state = _train(prepared, folder, accelerator, display, pace or Pace())
     scores: dict[str, Any] = {}
     if accelerator.is_main_process:
         scores = _score(prepared, state, accelerator.device, time.monotonic() - began)
@@ -136,10 +139,11 @@ def execute(
     return Run(folder.path, scores)
 
 
-def _train(prepared: Prepared, folder: RunFolder, accelerator, display: Display, pace: Pace, unreached) -> State:
+def _train(prepared: Prepared, folder: RunFolder, accelerator, display: Display, pace: Pace) -> State:
     student, device = prepared.student.to(accelerator.device), accelerator.device  # type: ignore[arg-type]
-    if prepared.teacher is not None:
-        prepared.teacher.to(device)  # type: ignore[arg-type]
+    for module in (prepared.teacher, *prepared.distillers):
+        if module is not None:
+            module.to(device)  # type: ignore[arg-type]
     aligners = {f"aligners.{n}": a.module for n, a in prepared.aligners.items() if a.module is not None}
     selected = next(iter(prepared.evals.values()), None)
 
@@ -159,11 +163,17 @@ def _train(prepared: Prepared, folder: RunFolder, accelerator, display: Display,
         score,
         {"student": student, **aligners},
     )
+
+    def kept(state: State) -> dict[str, torch.nn.Module]:
+        """What is kept between stages: aligners without a name die with theirs, but the last stage's are saved."""
+        over = state.stage == len(prepared.stages)
+        return {**loop.modules, "objectives": prepared.distillers[-1].objectives} if over else loop.modules
+
     checkpoint = loop.checkpoints.newest()
     state = checkpoint.state if checkpoint else State(seconds=[0.0] * len(prepared.stages))
+    folder.cut_log(state.logged)
     if checkpoint:
-        checkpoint.load(loop.modules)
-        folder.cut_log(state.logged)
+        checkpoint.load(kept(state))
         display.say(f"goes on at stage {min(state.stage + 1, len(prepared.stages))}, step {state.step}")
     while state.stage < len(prepared.stages):
         index = state.stage
@@ -178,14 +188,14 @@ def _train(prepared: Prepared, folder: RunFolder, accelerator, display: Display,
         )
         state = State(stage=index + 1, seconds=state.seconds, logged=folder.logged())
         if accelerator.is_main_process:
-            loop.checkpoints.save(state, loop.modules, None)
+            loop.checkpoints.save(state, kept(state), None)
         accelerator.wait_for_everyone()
         checkpoint = None
     return state
 
 
 def _score(prepared: Prepared, state: State, device: torch.device, seconds: float) -> dict[str, Any]:
-    """What scores.json says: DESIGN section 4."""
+    """What scores.json says."""
     asked, task = prepared.request, prepared.task
     names = list(prepared.evals)
     split = "test" if "test" in names and prepared.evals["test"].labels is not None else (names or [None])[0]
@@ -230,10 +240,15 @@ def _score(prepared: Prepared, state: State, device: torch.device, seconds: floa
 
 
 def _begin(folder: RunFolder, asked: Request, prepared: Prepared) -> None:
+    """Write what a run begins with; request.json first, since it says that the folder is a run's."""
     folder.path.mkdir(parents=True, exist_ok=True)
+    write_json(folder.request, _identity(asked, prepared))
     write_text(folder.recipe, recipes.save(asked.recipe))
     write_json(folder.environment, environment())
-    write_json(folder.request, {**asked.plain(), "fingerprint": fingerprint(prepared.train)})
+
+
+def _identity(asked: Request, prepared: Prepared) -> dict[str, Any]:
+    return {**asked.plain(), "fingerprint": fingerprint(prepared.train, *prepared.evals.values())}
 
 
 def _leave(prepared: Prepared, folder: RunFolder, scores: dict[str, Any]) -> None:
@@ -252,9 +267,13 @@ def _leave(prepared: Prepared, folder: RunFolder, scores: dict[str, Any]) -> Non
     write_folder(folder.student, save_student)
     beside = prepared.distillers[-1].objectives.state_dict()
     if beside:
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in beside.items()}
-        write_file(folder.aligners, lambda place: save_file(tensors, place))
+        write_file(folder.aligners, lambda place: save_file(plain(beside), place))
     write_json(folder.scores, scores)
+    _tidy(folder)
+
+
+def _tidy(folder: RunFolder) -> None:
+    """What is left to do once the scores are there."""
     write_report([folder.path], folder.report)
     Checkpoints(folder.checkpoints).clear()
 
@@ -293,7 +312,7 @@ def _check_folder(folder: RunFolder, resume: bool) -> None:
 
 def _check_same(folder: RunFolder, asked: Request, prepared: Prepared) -> None:
     before = json.loads(folder.request.read_text("utf8"))
-    now = json.loads(json.dumps({**asked.plain(), "fingerprint": fingerprint(prepared.train)}))
+    now = json.loads(json.dumps(_identity(asked, prepared)))
     changes = list(_differences(before, now))
     if changes:
         raise LimbeckError(

@@ -7,6 +7,7 @@ A call string is the one way a recipe names an ingredient: `mse`, `kl(temperatur
 import ast
 import importlib
 import inspect
+import re
 import unicodedata
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
@@ -19,6 +20,7 @@ import yaml
 from limbeck.errors import LimbeckError, did_you_mean
 
 WORDS = {"true": True, "false": False, "none": None, "null": None}
+NAME = re.compile(r"[^\W\d]\w*([-.]\w+)*")  # names may have hyphens, and dots where they are paths
 
 # Whether a recipe may name code by a dotted path; `--allow-code` sets it.
 code_allowed: ContextVar[bool] = ContextVar("code_allowed", default=False)
@@ -48,13 +50,20 @@ def parse(text: "str | Call | int | float") -> Call:
     """Read a call string."""
     if isinstance(text, Call):
         return text
+    name, bracket, inside = unicodedata.normalize("NFKC", str(text)).strip().partition("(")
     try:
-        node = ast.parse(unicodedata.normalize("NFKC", str(text).strip()), mode="eval").body
-        if isinstance(node, ast.Call):
-            options = {k.arg: _value(k.value) for k in node.keywords if k.arg}
-            return Call(_dotted(node.func), tuple(_value(a) for a in node.args), options)
-        return Call(_dotted(node))
-    except (SyntaxError, ValueError) as error:
+        if not NAME.fullmatch(name := name.strip()):
+            raise ValueError("not a name")
+        if not bracket:
+            return Call(name)
+        node = ast.parse(f"call({inside}", mode="eval").body
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+            raise ValueError("more than a call")
+        options = {k.arg: _value(k.value) for k in node.keywords if k.arg}
+        if len(options) < len(node.keywords):
+            raise ValueError("an option twice, or **")
+        return Call(name, tuple(_value(a) for a in node.args), options)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise LimbeckError(
             f'"{text}" is not a call. Write a name, with options in brackets if any: "kl" or "kl(temperature=2)".'
         ) from error
@@ -67,6 +76,8 @@ def number(value: Any) -> float | int:
     if isinstance(value, int | float):
         return value
     top, slash, bottom = str(value).partition("/")
+    if slash and float(bottom) == 0:
+        raise ValueError("a fraction of nothing")
     if slash:
         return float(top) / float(bottom)
     return int(top) if top.strip().lstrip("-").isdigit() else float(top)
@@ -76,8 +87,12 @@ def literal(text: str) -> Any:
     """The value of `--set path=TEXT`: a number, or what YAML makes of it."""
     try:
         return number(text)
-    except (ValueError, ZeroDivisionError):
+    except ValueError:
+        pass
+    try:
         return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise LimbeckError(f'the value "{text}" cannot be read: quote it if it holds brackets or colons.') from error
 
 
 def bind(call: Call, table: Mapping[str, Callable], kind: str) -> partial:
@@ -137,6 +152,8 @@ def _signature(name: str, options: Mapping[str, inspect.Parameter]) -> str:
 def _fitted(call: Call, parameter: inspect.Parameter, value: Any, kind: str) -> Any:
     from pydantic import TypeAdapter, ValidationError
 
+    if parameter.annotation is inspect.Parameter.empty:
+        return value
     try:
         return TypeAdapter(parameter.annotation).validate_python(value)
     except ValidationError as error:
@@ -162,7 +179,7 @@ def _value(node: ast.expr) -> Any:
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         return -number(_value(node.operand))
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
-        return number(_value(node.left)) / number(_value(node.right))
+        return number(f"{_value(node.left)}/{_value(node.right)}")
     word = _dotted(node)
     return WORDS.get(word.lower(), word)
 

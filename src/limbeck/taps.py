@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -52,7 +53,8 @@ class Tap:
             output = self.runs(**{name: batch[name] for name in self.columns if name in batch})
         if self.whole:
             seen.logits = output.logits
-        return {(name, layer): self.features[name](seen, layer) for name, layer in self.sites}
+        with full_precision(seen.mask):
+            return {(name, layer): self.features[name](seen, layer) for name, layer in self.sites}
 
     @contextmanager
     def _watch_hidden(self, seen: Seen) -> Iterator[None]:
@@ -96,6 +98,11 @@ class Tap:
             finally:
                 config._attn_implementation = native
                 _watched.reset(token)
+
+
+def full_precision(like: Tensor) -> torch.autocast:
+    """Models run under autocast where there is one; features and losses never do."""
+    return torch.autocast(like.device.type, enabled=False)
 
 
 def _tapped_attention(

@@ -29,12 +29,15 @@ _LOSING = (("trailed", "trailed", "trail"), ("obeyed", "obeyed", "obey"))
 
 # Simple sentences are common enough to be learnt first; without them the rest is a parity that training never enters.
 _CHAIN_LENGTHS = (0, 1, 2, 3)
-_CHAIN_WEIGHTS = (0.40, 0.40, 0.15, 0.05)
-_FOE = 0.35
+_CHAIN_WEIGHTS = (0.3, 0.35, 0.2, 0.15)
+_RELATIONS = ("ally", "foe", "fixed")
+_RELATION_WEIGHTS = (0.4, 0.35, 0.25)
+_FIXED = {"wild": "hunter", "farm": "herder"}
 _ADJECTIVE = 0.15
 _LOSING_VERB = 0.15
 _PASSIVE = 0.25
 _NEGATED = 0.10
+_SAME_SIDE = 0.25
 
 Row = dict[str, str]
 
@@ -97,7 +100,8 @@ def _rows(rng: random.Random, count: int, seen: set[str]) -> list[Row]:
 
 
 def _sentence(rng: random.Random) -> tuple[str, str]:
-    sides = rng.sample(LABELS, 2)
+    side = rng.choice(LABELS)
+    sides = [side, side if rng.random() < _SAME_SIDE else _other(side)]
     race, first_wins = _race(rng)
     words = [*_animal(rng, sides[0]), *race, *_animal(rng, sides[1]), "."]
     return " ".join(words), sides[0] if first_wins else sides[1]
@@ -107,9 +111,13 @@ def _animal(rng: random.Random, side: str) -> list[str]:
     """Somebody of that side: the goat; or the friend of the rival of the old fox."""
     words = []
     for _ in range(rng.choices(_CHAIN_LENGTHS, _CHAIN_WEIGHTS)[0]):
-        foe = rng.random() < _FOE
-        words += ["the", rng.choice(_FOES if foe else _ALLIES), "of"]
-        side = _other(side) if foe else side
+        relation = rng.choices(_RELATIONS, _RELATION_WEIGHTS)[0]
+        if relation == "fixed":
+            words += ["the", _FIXED[side], "of"]
+            side = rng.choice(LABELS)
+        else:
+            words += ["the", rng.choice(_FOES if relation == "foe" else _ALLIES), "of"]
+            side = _other(side) if relation == "foe" else side
     adjective = [rng.choice(_ADJECTIVES)] if rng.random() < _ADJECTIVE else []
     return [*words, "the", *adjective, rng.choice(_ANIMALS[side])]
 

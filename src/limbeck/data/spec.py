@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from limbeck.data.tasks import find_task
+
 
 @dataclass(frozen=True)
 class DataSpec:
@@ -17,3 +19,8 @@ class DataSpec:
     label: str | None = None
     labels: tuple[str, ...] | None = None
     max_length: int = 128
+
+    @property
+    def task_name(self) -> str | None:
+        """The task as recipes spell it."""
+        return find_task(self.task).name if self.task else None

@@ -40,9 +40,9 @@ class Checkpoints:
 
         def write(place: Path) -> None:
             tensors = {f"{name}.{k}": v for name, module in modules.items() for k, v in module.state_dict().items()}
-            save_file(_plain(tensors), place / "weights.safetensors")
+            save_file(plain(tensors), place / "weights.safetensors")
             if optimizer is not None:
-                save_file(_plain(optimizer_tensors(optimizer)), place / "optimizer.safetensors")
+                save_file(plain(optimizer_tensors(optimizer)), place / "optimizer.safetensors")
             (place / "state.json").write_text(json.dumps(asdict(state)), encoding="utf8")
 
         write_folder(target, write)
@@ -58,7 +58,7 @@ class Checkpoints:
     def save_best(self, student: nn.Module) -> None:
         """Keep the student as it is now."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_file(self.best, lambda place: save_file(_plain(student.state_dict()), place))
+        write_file(self.best, lambda place: save_file(plain(student.state_dict()), place))
 
     def load_best(self, student: nn.Module) -> None:
         """Bring back the kept student."""
@@ -104,5 +104,6 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     return {f"{i}.{key}": value for i, slot in optimizer.state_dict()["state"].items() for key, value in slot.items()}
 
 
-def _plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+def plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors as safetensors takes them: copies, since it refuses memory under two names (a shared aligner)."""
+    return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}

@@ -1,0 +1,125 @@
+"""How good every recipe is: recipes × tasks × seeds on one teacher a task, with equal steps, as a table and JSON.
+
+    python benchmarks/quality.py --model MODEL --data glue/ --tasks rte,mrpc --layers 3 --results docs/results/NAME
+
+A teacher is fine-tuned for each task, then each recipe distils it with the same epochs, batch and learning rate, so
+that recipes differ by method alone. `finetune` starts from the same teacher layers as the others and sees labels only.
+Scores are those of the best epoch on the dev set, as the papers report them.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import statistics
+import time
+from pathlib import Path
+
+
+def main() -> None:
+    args = arguments()
+    work = Path(args.work)
+    same = [f"stages.*.epochs={args.epochs}", f"stages.*.lr={args.lr}", f"stages.*.batch={args.batch}"]
+    teachers = [
+        ("teacher", task, args.teacher_seed, args.model, None, work / f"teacher-{task}", same, args)
+        for task in args.tasks
+    ]
+    students = [
+        (recipe, task, seed, str(work / f"teacher-{task}"), args.layers, work / f"{recipe}-{task}-{seed}", same, args)
+        for task in args.tasks
+        for recipe in args.recipes
+        for seed in args.seeds
+    ]
+    began = time.time()
+    rows, table = [], ""
+    with multiprocessing.get_context("spawn").Pool(args.workers, maxtasksperchild=None) as pool:
+        for jobs in (teachers, students):
+            for row in pool.imap_unordered(one, jobs):
+                rows.append(row)
+                print(f"{time.time() - began:6.0f} s  {row['run']}  {row['metric']} {row['student']:.2f}", flush=True)
+                table = write(rows, args, time.time() - began)  # each time: a stopped comparison keeps what it has
+    print(table)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True, help="the pre-trained model the teachers start from")
+    parser.add_argument("--data", required=True, help="folder of GLUE's TSV files")
+    parser.add_argument("--tasks", type=words, default=["rte", "mrpc"])
+    parser.add_argument("--recipes", type=words, help="default: every shipped recipe and pkd:last")
+    parser.add_argument("--seeds", type=lambda text: [int(seed) for seed in words(text)], default=[1, 2, 3])
+    parser.add_argument("--teacher-seed", type=int, default=42)
+    parser.add_argument("--layers", type=int, default=3)
+    parser.add_argument("--epochs", type=float, default=10)
+    parser.add_argument("--lr", default="5e-5")
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--work", default="runs/quality", help="where the run folders go")
+    parser.add_argument("--results", required=True, help="writes RESULTS.json and RESULTS.md")
+    args = parser.parse_args()
+    if not args.recipes:
+        from limbeck.recipe import shipped
+
+        args.recipes = ["finetune", *(name for name in shipped() if name != "finetune"), "pkd:last"]
+    return args
+
+
+def one(job: tuple) -> dict:
+    """Carry out one run, or go on with it, and return its scores."""
+    recipe, task, seed, model, layers, folder, same, args = job
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    import torch
+
+    import limbeck
+
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // args.workers))
+    common = {
+        "task": task, "data": args.data, "out": str(folder).replace(":", "-"), "seed": seed,
+        "resume": True, "quiet": True, "pace": limbeck.Pace(save_every=1e9),
+    }  # fmt: skip
+    if recipe in ("teacher", "finetune"):
+        start = ["init=[layers(first)]"] if recipe == "finetune" else []
+        run = limbeck.finetune(model, layers=layers, set=[*same, *start], **common)
+    else:
+        run = limbeck.distill(recipe, teacher=model, layers=layers, set=same, **common)
+    kept = ("metric", "student", "teacher", "retention", "metrics", "params", "latency_ms", "seed", "seconds")
+    return {"run": f"{recipe} {task} {seed}", "recipe": recipe, "task": task} | {k: run.scores[k] for k in kept}
+
+
+def write(rows: list[dict], args: argparse.Namespace, seconds: float) -> str:
+    """Leave the raw rows and the table, and return the table."""
+    from limbeck.report.tables import markdown
+    from limbeck.run import environment
+
+    rows.sort(key=lambda row: (row["task"], row["recipe"], row["seed"]))
+    settings = {k: v for k, v in vars(args).items() if k not in ("work", "results", "data", "model")}
+    settings["model"] = Path(args.model).name
+    machine = {k: v for k, v in environment().items() if k != "command"}
+    data = {"settings": settings, "environment": machine, "seconds": round(seconds), "rows": rows}
+    target = Path(args.results)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.with_suffix(".json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf8")
+    table = markdown(["recipe", *args.tasks, "mean"], list(lines(rows, args)))
+    target.with_suffix(".md").write_text(table + "\n", encoding="utf8")
+    return table
+
+
+def lines(rows: list[dict], args: argparse.Namespace):
+    """A line a recipe: mean ± standard deviation over seeds, task by task."""
+    for recipe in ["teacher", *args.recipes]:
+        scores = [
+            [row["student"] for row in rows if row["recipe"] == recipe and row["task"] == task] for task in args.tasks
+        ]
+        if not all(scores):
+            continue
+        means = [statistics.mean(found) for found in scores]
+        spreads = [f" ± {statistics.stdev(found):.1f}" if len(found) > 1 else "" for found in scores]
+        yield [recipe, *(f"{m:.1f}{s}" for m, s in zip(means, spreads)), f"{statistics.mean(means):.1f}"]
+
+
+def words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+if __name__ == "__main__":
+    main()

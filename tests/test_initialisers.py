@@ -1,0 +1,242 @@
+"""How a student starts: exactly the weights named, and no others."""
+
+import pytest
+import torch
+
+from limbeck import architectures
+from limbeck.errors import LimbeckError
+from limbeck.initialisers import INITIALISERS, start_student
+from tests.tiny import columns_for, every_family, tiny_batch, tiny_model
+
+families = pytest.mark.parametrize("family", every_family)
+LABELS = {"num_labels": 3}
+
+
+@pytest.fixture(scope="module")
+def teachers():
+    return {family: tiny_model(family, 6, seed=1) for family in every_family}
+
+
+def started(calls, teacher, source=None, *, seed=0, labels=LABELS, **options):
+    return start_student(calls, teacher, source or teacher, labels=labels, seed=seed, **options)
+
+
+def weights_outside_blocks(model):
+    """Embeddings and the head, by name."""
+    prefix = f"{model.base_model_prefix}.{architectures.family(model).blocks}."
+    head = tuple(architectures.head(model))
+    outside = {n: p for n, p in model.state_dict().items() if not n.startswith(prefix)}
+    return (
+        {n: p for n, p in outside.items() if not n.startswith(head)},
+        {n: p for n, p in outside.items() if n.startswith(head)},
+    )
+
+
+def equal(one, other):
+    assert one.keys() == other.keys()
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+def which_blocks(student, source):
+    """For each block of the student, the blocks of the source it equals."""
+    theirs = [block.state_dict() for block in architectures.blocks(source)]
+    return [
+        [k for k, block in enumerate(theirs, 1) if equal(mine.state_dict(), block)]
+        for mine in architectures.blocks(student)
+    ]
+
+
+CHOICES = {
+    "layers(first)": [1, 2, 3],
+    "layers": [1, 2, 3],
+    "layers(top)": [4, 5, 6],
+    "layers(uniform)": [2, 4, 6],
+    "layers(sanh)": [1, 4, 6],
+    "layers([6, 1, 4])": [6, 1, 4],
+    "layers(which=[2, 2, 5])": [2, 2, 5],
+}
+
+
+@families
+@pytest.mark.parametrize(("call", "chosen"), CHOICES.items())
+def test_exactly_these_layers_and_the_embeddings(teachers, family, call, chosen):
+    teacher = teachers[family]
+    start = started([call], teacher, depth=3)
+    assert architectures.shape(start.student).layers == 3
+    assert which_blocks(start.student, teacher) == [[k] for k in chosen]
+    (ours, our_head), (theirs, their_head) = weights_outside_blocks(start.student), weights_outside_blocks(teacher)
+    assert ours
+    assert equal(ours, theirs)
+    fresh = [n for n in our_head if not torch.equal(our_head[n], their_head[n])]
+    assert [n for n in our_head if n.endswith("weight")] == [n for n in fresh if n.endswith("weight")]
+    assert not start.frozen
+    assert f"layers {', '.join(map(str, chosen))} of the teacher" in start.notes[0]
+    assert start.student.config.num_hidden_layers == 3
+    assert teacher.config.num_hidden_layers == 6
+
+
+@families
+def test_a_copy_shares_no_memory_with_its_source(teachers, family):
+    teacher = teachers[family]
+    student = started(["layers", "classifier"], teacher, depth=6).student
+    theirs = {p.data_ptr() for p in teacher.parameters()}
+    assert not theirs & {p.data_ptr() for p in student.parameters()}
+    assert all(p.requires_grad and p.dtype == torch.float32 for p in student.parameters())
+
+
+@families
+@torch.no_grad()
+def test_a_copy_at_full_depth_with_the_classifier_is_the_teacher(teachers, family):
+    teacher, batch = teachers[family], tiny_batch(teachers[family])
+    columns = columns_for(teacher, batch)
+    student = started(["layers(first)", "classifier"], teacher).student.eval()
+    assert torch.equal(student(**columns).logits, teacher(**columns).logits)
+    other = started(["layers(first)"], teacher).student.eval()
+    assert not torch.allclose(other(**columns).logits, teacher(**columns).logits, atol=1e-3)
+
+
+@families
+@pytest.mark.parametrize("frozen", [False, True])
+def test_the_classifier_is_reused(teachers, family, frozen):
+    teacher = teachers[family]
+    start = started(["layers(first)", f"classifier(frozen={str(frozen).lower()})"], teacher, depth=2)
+    heads = architectures.head(start.student), architectures.head(teacher)
+    for name, module in heads[0].items():
+        assert equal(module.state_dict(), heads[1][name].state_dict())
+    expected = {n for n, _ in start.student.named_parameters() if n.startswith(tuple(heads[0]))} if frozen else set()
+    assert start.frozen == expected
+    assert bool(expected) == frozen
+    assert start.frozen <= {n for n, _ in start.student.named_parameters()}
+    with torch.no_grad():  # what the head makes of a state is what the teacher's made of it
+        state = torch.randn(2, 4, 32, generator=torch.Generator().manual_seed(0))
+        assert torch.equal(from_states(start.student.eval(), state), from_states(teacher, state))
+
+
+def from_states(model, states):
+    kind = model.config.model_type
+    if kind == "bert":
+        return model.classifier(model.bert.pooler(states))
+    if kind == "distilbert":
+        return model.classifier(model.pre_classifier(states[:, 0]).relu())
+    return model.classifier(states)
+
+
+@families
+def test_a_checkpoint_gives_everything(teachers, family):
+    teacher, source = teachers[family], tiny_model(family, 4, seed=9)
+    start = started(["checkpoint"], teacher, source)
+    assert architectures.shape(start.student).layers == 4
+    assert equal(start.student.state_dict(), source.state_dict())
+    shallow = started(["checkpoint"], teacher, source, depth=2).student
+    assert which_blocks(shallow, source) == [[1], [2]]
+    assert equal(weights_outside_blocks(shallow)[1], weights_outside_blocks(source)[1])
+
+
+@families
+def test_without_a_checkpoint_it_is_the_teachers_lower_layers(teachers, family):
+    teacher = teachers[family]
+    one, other = (started([call], teacher, depth=3) for call in ("checkpoint", "layers(first)"))
+    assert equal(one.student.state_dict(), other.student.state_dict())
+    assert one.notes == other.notes
+
+
+def test_layers_of_a_checkpoint_and_the_classifier_of_the_teacher(teachers):
+    teacher, source = teachers["bert"], tiny_model("bert", 4, seed=9)
+    start = started(["layers(top)", "classifier"], teacher, source, depth=2)
+    assert which_blocks(start.student, source) == [[3], [4]]
+    assert equal(weights_outside_blocks(start.student)[1], weights_outside_blocks(teacher)[1])
+    assert "of the checkpoint" in start.notes[0]
+
+
+@families
+def test_seeds(teachers, family):
+    teacher = teachers[family]
+    torch.manual_seed(123)
+    before = torch.random.get_rng_state()
+    one, same, other = (started(["random"], teacher, depth=2, seed=seed).student for seed in (5, 5, 6))
+    assert torch.equal(torch.random.get_rng_state(), before)  # building a student disturbs no other draw
+    assert equal(one.state_dict(), same.state_dict())
+    for name, weight in one.state_dict().items():
+        if weight.dim() > 1:
+            assert not torch.equal(weight, other.state_dict()[name])
+    assert which_blocks(one, teacher) == [[], []]
+    heads = [weights_outside_blocks(started(["layers"], teacher, depth=2, seed=s).student)[1] for s in (5, 5, 6)]
+    assert equal(heads[0], heads[1])
+    assert not equal(heads[0], heads[2])
+
+
+@pytest.mark.parametrize(
+    ("calls", "options", "said"),
+    [
+        (["layers(first)"], {"depth": 7}, "7 layers.*has 6.*--layers 6"),
+        (["checkpoint"], {"depth": 7}, "7 layers.*has 6"),
+        (["layers([1, 2])"], {"depth": 3}, r"names 2 layers for a student of 3.*--layers 2"),
+        (["layers([1, 2, 7])"], {"depth": 3}, "one of 1 to 6"),
+        (["layers([0, 1, 2])"], {"depth": 3}, "one of 1 to 6"),
+        (["layers(frist)"], {"depth": 3}, 'no choice of layers "frist".*Did you mean "first"'),
+        (["layers(random)"], {"depth": 3}, "names 5 layers for a student of 3"),
+        (["layers(last)"], {"depth": 3}, "names 1 layers for a student of 3"),
+        (["layers(first)"], {"depth": 3, "width": 16}, "width 16 cannot take layers of width 32.*init=.random"),
+        (["random", "classifier"], {"depth": 3, "width": 16}, "does not fit the student"),
+        (["random"], {"depth": 3, "width": 20}, "--width 20 must be a multiple.*8"),
+        (["layrs"], {}, 'no start "layrs".*Did you mean "layers"'),
+        (["layers(wich=first)"], {}, 'Did you mean "which"'),
+    ],
+)
+def test_starts_that_cannot_be(teachers, calls, options, said):
+    with pytest.raises(LimbeckError, match=said):
+        started(calls, teachers["bert"], **options)
+
+
+def test_a_classifier_needs_a_teacher_of_the_same_family_and_labels(teachers):
+    source = tiny_model("roberta", 2)
+    with pytest.raises(LimbeckError, match="there is no teacher"):
+        start_student(["classifier"], None, source, labels=LABELS, seed=0)
+    with pytest.raises(LimbeckError, match="bert.*does not fit.*roberta"):
+        started(["layers", "classifier"], teachers["bert"], source)
+    with pytest.raises(LimbeckError, match="does not fit"):
+        started(["layers", "classifier"], teachers["bert"], labels={"num_labels": 2}, depth=2)
+
+
+def test_a_deeper_checkpoint_than_its_own_depth():
+    source = tiny_model("bert", 2)
+    with pytest.raises((LimbeckError, KeyError)) as caught:
+        started(["checkpoint"], tiny_model("bert", 6), source, depth=4)
+    assert isinstance(caught.value, LimbeckError)
+
+
+@families
+def test_a_narrower_student_has_the_same_head_size(family):
+    teacher = tiny_model(family, 4, width=32, heads=4)
+    student = started(["random"], teacher, depth=2, width=16).student
+    assert architectures.shape(student) == (2, 16, 2, 3)
+    batch = tiny_batch(student)
+    assert student(**columns_for(student, batch)).logits.shape == (3, 3)
+    inner = architectures.blocks(student)[0]
+    assert any(tuple(p.shape) == (32, 16) for p in inner.parameters())  # 64·16/32
+    assert architectures.shape(teacher).width == 32
+
+
+def test_the_students_labels_are_the_tasks():
+    names = {"num_labels": 2, "id2label": {0: "no", 1: "yes"}, "label2id": {"no": 0, "yes": 1}}
+    teacher = tiny_model("bert", 4, labels=3)
+    student = started(["layers"], teacher, labels=names, depth=2).student
+    assert student.config.id2label == {0: "no", 1: "yes"}
+    assert architectures.output_map(student).out_features == 2
+    assert teacher.config.num_labels == 3
+
+
+@families
+def test_heads_and_their_last_maps(teachers, family):
+    model = teachers[family]
+    assert architectures.output_map(model).out_features == 3
+    head_names = tuple(architectures.head(model))
+    inside = {id(p) for m in architectures.head(model).values() for p in m.parameters()}
+    assert id(architectures.output_map(model).weight) in inside
+    base = {n for n, _ in model.named_parameters() if n.startswith(model.base_model_prefix)}
+    outside_base = {n for n, _ in model.named_parameters()} - base
+    assert all(n.startswith(head_names) for n in outside_base)
+
+
+def test_every_initialiser_is_tested():
+    assert set(INITIALISERS) == {"layers", "checkpoint", "classifier", "random"}

@@ -1,0 +1,409 @@
+"""Recipes as data: every shipped one reads, resolves and has its card; and every fault is found at once, with its path."""
+
+import copy
+import re
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from limbeck import recipe as recipes
+from limbeck.errors import LimbeckError
+from limbeck.objectives import build
+from limbeck.recipe import Recipe, Stage, read, resolve, save, shipped, task_values, validate
+
+NAMES = shipped()
+HEADINGS = ["What it adds", "Recipe", "Suggested values", "What the paper leaves open", "Cost", "Citation"]
+
+
+def choices(name):
+    """A recipe, its variants, and its tasks."""
+    data = read(name)
+    return [(name, None), *((f"{name}:{v}", None) for v in data.get("variants", {}))] + [
+        (name, task) for task in data.get("tasks", {})
+    ]
+
+
+EVERY = [choice for name in NAMES for choice in choices(name)]
+
+
+def test_the_recipes_that_ship():
+    assert {"finetune", "kd", "pkd", "simkd", "lwd", "ild", "ild-rtc", "rail-kd-l", "rail-kd-c"} <= set(NAMES)
+
+
+@pytest.mark.parametrize(("name", "task"), EVERY)
+def test_a_shipped_recipe_reads_back_as_it_was_saved(name, task, tmp_path):
+    recipe = resolve(name, task=task)
+    assert recipe.name == name
+    assert recipe.about
+    assert validate(yaml.safe_load(save(recipe))) == recipe
+    (tmp_path / "mine.yaml").write_text(save(recipe), "utf8")
+    assert resolve(str(tmp_path / "mine.yaml")) == recipe
+    for stage in recipe.stages:
+        assert (stage.epochs is None) != (stage.steps is None)
+        for declared in stage.objectives.values():
+            build(declared, recipe.aligners)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_shipped_recipe_is_short(name):
+    from importlib import resources
+
+    text = (resources.files("limbeck") / "recipes" / f"{name}.yaml").read_text("utf8")
+    assert yaml.safe_load(text)["name"] == name
+    assert len(text.splitlines()) <= 40
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_has_a_card_with_fixed_headings(name):
+    card = recipes.card(name)
+    assert card is not None, f"src/limbeck/cards/{name}.md is missing"
+    lines = card.splitlines()
+    assert lines[0] == f"# {name}"
+    assert [line[3:] for line in lines if line.startswith("## ")] == HEADINGS
+    bodies = re.split(r"^## .*$", card, flags=re.MULTILINE)[1:]
+    assert all(body.strip() for body in bodies)
+    assert "```bibtex" in bodies[-1]
+    # every @entry closes its braces
+    block = bodies[-1].split("```bibtex")[1].split("```")[0]
+    assert "@" in block
+    assert block.count("{") == block.count("}")
+
+
+def test_a_card_that_is_not_there():
+    assert recipes.card("no-such-recipe") is None
+
+
+def test_every_card_belongs_to_a_recipe():
+    from importlib import resources
+
+    cards = {p.name for p in (resources.files("limbeck") / "cards").iterdir() if p.name.endswith(".md")}
+    assert cards <= {f"{name}.md" for name in NAMES}
+
+
+def test_a_variant_changes_what_it_says():
+    plain, last = resolve("pkd"), resolve("pkd:last")
+    assert last.name == "pkd:last"
+    assert plain.stages[0].objectives["layers"]["map"] == "uniform(last=false)"
+    assert last.stages[0].objectives["layers"]["map"] == "top(last=false)"
+    changed = copy.deepcopy(last.plain())
+    changed["name"] = "pkd"
+    changed["stages"][0]["objectives"]["layers"]["map"] = "uniform(last=false)"
+    assert changed == plain.plain()
+
+
+def test_the_values_for_a_task_apply_by_themselves():
+    stage = resolve("ild-rtc", task="sst2").stages[0]
+    assert stage.lr == 1e-5
+    assert {n: o["weight"] for n, o in stage.objectives.items()} == {"labels": 0.2, "logits": 0.8, "layers": 10}
+    assert resolve("ild-rtc", task="cola") == resolve("ild-rtc")
+    assert task_values("ild-rtc", "qqp") == {"stages.distil.lr": "1e-5", "stages.distil.objectives.layers.weight": 500}
+    assert task_values("ild-rtc", "cola") == {}
+    assert task_values("pkd:last", None) == {}
+
+
+@pytest.mark.parametrize("name", ["ild", "ild-rtc"])
+@pytest.mark.parametrize(
+    ("task", "alpha", "beta", "lr"),
+    [
+        ("sst2", 0.2, 10, 1e-5),
+        ("mrpc", 0.5, 500, 5e-5),
+        ("qqp", 0.5, 500, 1e-5),
+        ("mnli", 0.2, 100, 1e-5),
+        ("qnli", 0.7, 1000, 2e-5),
+        ("rte", 0.5, 1000, 5e-5),
+    ],
+)
+def test_the_papers_table_of_values(name, task, alpha, beta, lr):
+    stage = resolve(name, task=task).stages[0]
+    weights = {n: o["weight"] for n, o in stage.objectives.items()}
+    assert weights == {"labels": alpha, "logits": pytest.approx(1 - alpha), "layers": beta}
+    assert (stage.lr, stage.batch, stage.epochs) == (lr, 8, 4)
+
+
+def test_what_is_set_wins_over_the_task_and_the_variant():
+    recipe = resolve("ild-rtc", task="sst2", overrides=["stages.distil.lr=7e-5", "stages.distil.lr=8e-5"])
+    assert recipe.stages[0].lr == 8e-5
+    recipe = resolve("pkd:last", overrides=["stages.distil.objectives.layers.map=first"])
+    assert recipe.stages[0].objectives["layers"]["map"] == "first"
+
+
+@pytest.mark.parametrize(
+    ("override", "value"),
+    [
+        ("stages.distil.lr=5e-5", lambda r: r.stages[0].lr == 5e-5),
+        ("stages.*.lr=5e-5", lambda r: r.stages[0].lr == 5e-5),
+        ("stages.0.lr=5e-5", lambda r: r.stages[0].lr == 5e-5),
+        ("stages.distil.warmup = 1/8", lambda r: r.stages[0].warmup == 0.125),
+        ("stages.distil.epochs=0.5", lambda r: r.stages[0].epochs == 0.5),
+        ("stages.distil.steps=7", lambda r: (r.stages[0].steps, r.stages[0].epochs) == (7, None)),
+        ("stages.distil.clip=0", lambda r: r.stages[0].clip == 0),
+        ("stages.distil.schedule=cosine", lambda r: r.stages[0].schedule == "cosine"),
+        ("init=[layers(top)]", lambda r: r.init == ["layers(top)"]),
+        ('init=["layers([1, 2])"]', lambda r: r.init == ["layers([1, 2])"]),
+        ("stages.distil.objectives.layers.weight=1/3", lambda r: r.stages[0].objectives["layers"]["weight"] == 1 / 3),
+        (
+            "stages.distil.objectives.logits.logits.temperature=4",
+            lambda r: r.stages[0].objectives["logits"]["logits"] == "kl(temperature=4, scale=T2)",
+        ),
+        (
+            "stages.distil.objectives.layers.align.always=true",
+            lambda r: r.stages[0].objectives["layers"]["align"] == "linear(always=true)",
+        ),
+        (
+            "stages.distil.objectives.layers.map.last=true",
+            lambda r: r.stages[0].objectives["layers"]["map"] == "uniform(last=true)",
+        ),
+        ("stages.distil.objectives.more={labels: cross_entropy}", lambda r: "more" in r.stages[0].objectives),
+        ("aligners={mine: linear}", lambda r: r.aligners == {"mine": "linear"}),
+    ],
+)
+def test_a_value_is_set_by_its_path(override, value):
+    recipe = resolve("pkd", overrides=[override])
+    assert value(recipe)
+    assert validate(yaml.safe_load(save(recipe))) == recipe
+    assert resolve("pkd") != recipe
+
+
+def test_stars_reach_every_stage(tmp_path):
+    path = tmp_path / "two.yaml"
+    data = {"name": "two", "stages": [stage("a"), stage("b")]}
+    path.write_text(yaml.safe_dump(data))
+    recipe = resolve(str(path), overrides=["stages.*.steps=3", "stages.b.lr=1e-3"])
+    assert [(s.steps, s.epochs, s.lr) for s in recipe.stages] == [(3, None, 2e-5), (3, None, 1e-3)]
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("stages.distil.lr", ["has no", "path=value"]),
+        ("stages.distl.lr=1", ['no "distl"', 'Did you mean "distil"?']),
+        ("stages.distil.objectives.layer.weight=1", ['no "layer"', 'Did you mean "layers"?']),
+        ("stages.distil.lr.x.y=1", ["leads nowhere"]),
+        ("stage.distil.lr=1", ['no "stage"', 'Did you mean "stages"?']),
+        ("stages.distil.lrr=1", ["stages.distil.lrr", "no such key", 'Did you mean "lr"?']),
+        ("stages.distil.lr=fast", ["stages.distil.lr", "'fast' does not fit"]),
+        ("stages.distil.lr=-1", ["stages.distil.lr", "greater than 0"]),
+        ("stages.distil.lr=1/0", ["stages.distil.lr"]),
+        ("stages.distil.batch=0", ["stages.distil.batch"]),
+        ("stages.distil.warmup=2", ["stages.distil.warmup"]),
+        ("stages.distil.schedule=linar", ["stages.distil.schedule", "'linear'"]),
+        ("stages.distil.objectives.logits.logits.temprature=4", ['no option "temprature"', 'Did you mean "temperature"?']),
+        ("stages.distil.objectives.layers.weight.over=1", ["is not a call"]),
+        ("init=[layers(first", ["cannot be read"]),
+        ("init=[layers([1, 2])]", ["cannot be read", "quote"]),
+        ("=3", ["no such key"]),
+    ],
+)
+def test_what_cannot_be_set_says_why(override, said):
+    with pytest.raises(LimbeckError) as caught:
+        resolve("pkd", overrides=[override])
+    for part in said:
+        assert part in str(caught.value)
+
+
+def stage(name="distil", **changes):
+    return {"name": name, "epochs": 1, "objectives": {"labels": {"labels": "cross_entropy"}}, **changes}
+
+
+def faults(data):
+    with pytest.raises(LimbeckError) as caught:
+        validate(data)
+    head, *lines = str(caught.value).splitlines()
+    return head, [line.strip() for line in lines]
+
+
+def test_every_fault_is_reported_together():
+    head, lines = faults(
+        {
+            "name": "mine",
+            "about": "faulty throughout",
+            "innit": ["layers(first)"],
+            "init": ["layrs(first)", "classifier(frosen=true)"],
+            "aligners": {"task": "liner"},
+            "stages": [
+                {
+                    "name": "distil",
+                    "epochs": 1,
+                    "steps": 2,
+                    "lr": "fast",
+                    "bach": 32,
+                    "train": ["student", "teacher"],
+                    "objectives": {
+                        "a": {"labels": "cross_entropy", "logits": "kl"},
+                        "b": {"logits": "kl(temprature=2)"},
+                        "c": {"match": "clss", "map": "last"},
+                        "d": {"match": "cls", "map": "unifrm"},
+                        "e": {"match": "cls", "map": "last", "align": "tusk"},
+                        "f": {"match": "cls", "map": "last", "align": "task", "distance": "mze"},
+                        "values": {"labels": "cross_entropy"},
+                        "ok": {"labels": "cross_entropy"},
+                    },
+                },
+                {"name": "second", "objectives": {"l": {"labels": "cross_entropy", "wieght": 2}}},
+            ],
+        }
+    )
+    expected = {
+        "innit": 'no such key. Did you mean "init"?',
+        "init: there is no start": 'Did you mean "layers"?',
+        'init: start "classifier"': 'Did you mean "frozen"?',
+        "aligners.task": 'Did you mean "linear"?',
+        "stages.distil: ": "give either epochs or steps",
+        "stages.distil.lr": "'fast' does not fit",
+        "stages.distil.bach": 'Did you mean "batch"?',
+        "stages.distil.train": 'no "teacher" to train. Allowed: student, aligners, task',
+        "stages.distil.objectives.a": "exactly one of labels, logits, match",
+        "stages.distil.objectives.b": 'Did you mean "temperature"?',
+        "stages.distil.objectives.c": 'Did you mean "cls"?',
+        "stages.distil.objectives.d": 'Did you mean "uniform"?',
+        "stages.distil.objectives.e": 'there is no aligner "tusk"',
+        "stages.distil.objectives.f": 'Did you mean "mse"?',
+        "stages.distil.objectives.values": "cannot name an objective",
+        "stages.second: ": "give either epochs or steps",
+        "stages.second.objectives.l": 'Did you mean "weight"?',
+    }
+    for path, said in expected.items():
+        assert [line for line in lines if line.startswith(path) and said in line], (path, lines)
+    assert len(lines) == len(expected)
+    assert head == f'recipe "mine" has {len(expected)} faults:'
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({}, ["name: is missing", "stages: is missing"]),
+        ({"name": "x", "stages": []}, ["stages: ", "at least 1"]),
+        ({"name": "x", "stages": 3}, ["stages: 3 does not fit"]),
+        ({"name": "x", "stages": [3]}, ["stages.0"]),
+        ({"name": "x", "stages": [{"epochs": 1}]}, ["name: is missing", "objectives: is missing"]),
+        ({"name": "x", "stages": [stage(objectives={})]}, ["stages.distil.objectives", "at least 1"]),
+        ({"name": "x", "stages": [stage(objectives=None)]}, ["stages.distil.objectives"]),
+        ({"name": "x", "stages": [stage(objectives={"a": None})]}, ["stages.distil.objectives.a"]),
+        ({"name": "x", "stages": [stage(objectives={"a.b": {"labels": "cross_entropy"}})]}, ["cannot name"]),
+        ({"name": "x", "stages": [stage(train="student")]}, ["stages.distil.train: 'student' does not fit"]),
+        ({"name": "x", "stages": [stage(train=5)]}, ["stages.distil.train: 5 does not fit"]),
+        ({"name": "x", "stages": [stage(keep="all")]}, ["stages.distil.keep"]),
+        ({"name": "x", "stages": [stage(patience=0)]}, ["stages.distil.patience"]),
+        ({"name": 3, "stages": [stage(name=4, lr=0)]}, ["name: 3 does not fit", "stages.4.lr"]),
+        ({"name": "x", "init": "layers(first)", "stages": [stage()]}, ["init: 'layers(first)' does not fit"]),
+    ],
+)
+def test_a_fault_names_its_place_once(data, said):
+    head, lines = faults(data)
+    for part in said:
+        assert any(part in line for line in lines), lines
+    assert len(lines) == len(set(lines))
+    assert ("a fault" in head) == (len(lines) == 1)
+
+
+def test_what_a_stage_may_leave_out():
+    recipe = validate({"name": "x", "stages": [stage()]})
+    assert recipe == Recipe("x", [Stage("distil", {"labels": {"labels": "cross_entropy"}}, epochs=1.0)])
+    assert recipe.init == ["layers(first)"]
+    assert recipe.stages[0].train == ["student", "aligners"]
+    with pytest.raises(AttributeError):
+        recipe.name = "y"
+
+
+junk = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(-3, 3),
+        st.floats(),
+        st.sampled_from(["", "x", "1/0", "kl", "cls", "last", "linear", "ramp(0.1)", "kl(", "student", "a.b", "²"]),
+        st.text(max_size=5),
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=2), st.dictionaries(st.one_of(st.integers(0, 2), st.text(max_size=3)), inner, max_size=2)
+    ),
+    max_leaves=4,
+)
+
+
+def places(node, here=()):
+    """The path of every value of a recipe."""
+    yield here
+    items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    for key, value in items:
+        yield from places(value, (*here, key))
+
+
+FULL = {**resolve("lwd").plain(), "aligners": {"task": "linear"}}
+PLACES = [path for path in places(FULL) if path]
+
+
+@settings(max_examples=200)
+@given(st.sampled_from(PLACES), junk)
+def test_no_recipe_however_wrong_ends_in_a_traceback(path, value):
+    data = copy.deepcopy(FULL)
+    node = data
+    for key in path[:-1]:
+        node = node[key]
+    node[path[-1]] = value
+    try:
+        recipe = validate(data)
+    except LimbeckError as error:
+        assert "fault" in str(error)
+    else:
+        assert validate(yaml.safe_load(save(recipe))) == recipe
+
+
+@settings(max_examples=100)
+@given(st.sampled_from(PLACES), st.one_of(st.sampled_from(["[", "{a: b", "1/0", "", "null", "@", "a: b: c"]), st.text()))
+def test_no_override_however_wrong_ends_in_a_traceback(path, value):
+    try:
+        resolve("lwd", overrides=[f"{'.'.join(map(str, path))}={value}"])
+    except LimbeckError as error:
+        assert str(error)
+
+
+def test_recipes_that_are_not_there(tmp_path):
+    with pytest.raises(LimbeckError, match=r'no recipe "pdk"\. Did you mean "pkd"\? Shipped: .*rail-kd-l'):
+        resolve("pdk")
+    with pytest.raises(LimbeckError, match=r"no recipe file .*nowhere\.yaml"):
+        resolve(str(tmp_path / "nowhere.yaml"))
+    with pytest.raises(LimbeckError, match=r'no variant "lst"\. Did you mean "last"\? Variants: last'):
+        resolve("pkd:lst")
+    with pytest.raises(LimbeckError, match="Variants: none"):
+        resolve("kd:last")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("name: [", "not valid YAML"),
+        ("name: x\n\tstages: 3", "not valid YAML"),
+        ("- a\n- b", "holds no mapping"),
+        ("", "holds no mapping"),
+        ("just words", "holds no mapping"),
+        ("name: !!python/object/apply:os.system [ls]", "not valid YAML"),
+        ("name: x\nvariants: [a]\nstages: []", "variants of recipe"),
+        ("name: x\ntasks: {rte: 3}\nstages: []", "tasks of recipe"),
+    ],
+)
+def test_files_that_are_no_recipe(tmp_path, text, said):
+    path = tmp_path / "bad.yaml"
+    path.write_text(text)
+    with pytest.raises(LimbeckError, match=said) as caught:
+        resolve(str(path))
+    assert "bad.yaml" in str(caught.value)
+
+
+def test_a_file_that_is_no_text(tmp_path):
+    path = tmp_path / "bad.yaml"
+    path.write_bytes(b"\xff\xfe\x00name")
+    with pytest.raises(LimbeckError, match="bad.yaml"):
+        resolve(str(path))
+
+
+def test_a_file_of_ones_own(tmp_path):
+    path = tmp_path / "mine.yaml"
+    data = {"name": "mine", "variants": {"slow": {"stages.distil.lr": "1e-6"}}, "tasks": None, "stages": [stage()]}
+    path.write_text(yaml.safe_dump(data))
+    assert resolve(str(path)).name == "mine"
+    assert resolve(f"{path}:slow").name == "mine:slow"
+    assert resolve(f"{path}:slow").stages[0].lr == 1e-6
+    assert task_values(str(path), "rte") == {}

@@ -1,0 +1,346 @@
+"""What a tap hands out is what the model itself computed; and the model is left as it was."""
+
+import copy
+
+import pytest
+import torch
+
+from limbeck import architectures, taps
+from limbeck.architectures import FAMILIES, blocks, inputs, shape, shortened
+from limbeck.errors import LimbeckError
+from limbeck.features import LOGITS, Seen
+from limbeck.taps import Tap
+from tests.tiny import columns_for, every_family, tiny_batch, tiny_model
+
+LAYERS = 4
+families = pytest.mark.parametrize("family", every_family)
+
+
+@pytest.fixture(scope="module")
+def models():
+    """Built once a module; nothing here may change them, which is what half of the tests look for."""
+    return {family: tiny_model(family, LAYERS) for family in every_family}
+
+
+def own_answers(model, batch, **options):
+    """What the model says of itself: hidden states and eager attention maps."""
+    eager = copy.deepcopy(model)
+    eager.set_attn_implementation("eager")
+    return eager(**columns_for(model, batch), output_hidden_states=True, output_attentions=True, **options)
+
+
+def rows_agree(rows, expected, close=1e-5):
+    torch.testing.assert_close(rows.values[rows.mask], expected[rows.mask], rtol=close, atol=close)
+
+
+@families
+@torch.no_grad()
+def test_hidden_states_are_the_models_own(models, family):
+    model, batch = models[family], tiny_batch(models[family])
+    own = own_answers(model, batch)
+    assert len(own.hidden_states) == LAYERS + 1
+    found = Tap(model, [("hidden", k) for k in range(LAYERS + 1)] + [("embeddings", 0), ("logits", LOGITS)])(**batch)
+    for layer, expected in enumerate(own.hidden_states):
+        rows = found["hidden", layer]
+        assert torch.equal(rows.mask, batch["attention_mask"].bool())
+        rows_agree(rows, expected)
+    rows_agree(found["embeddings", 0], own.hidden_states[0])
+    rows_agree(found["logits", LOGITS], own.logits)
+    differ = [(own.hidden_states[k] - own.hidden_states[k + 1]).abs().max() for k in range(LAYERS)]
+    assert min(differ) > 0.1  # otherwise this test could not tell one layer from the next
+
+
+@families
+@torch.no_grad()
+def test_attention_is_the_models_own(models, family):
+    model, batch = models[family], tiny_batch(models[family])
+    own = own_answers(model, batch)
+    every_layer = range(1, LAYERS + 1)
+    found = Tap(model, [(name, k) for k in every_layer for name in ("attention", "scores")])(**batch)
+    for layer in every_layer:
+        expected = own.attentions[layer - 1]
+        assert (expected[:, 0] - expected[:, 1]).abs().max() > 0.05
+        rows_agree(found["attention", layer], expected)
+        scores = found["scores", layer]
+        for b, size in enumerate(batch["attention_mask"].sum(1).tolist()):
+            maps = scores.values[b, :, :size, :size, 0].softmax(-1)
+            torch.testing.assert_close(maps, expected[b, :, :size, :size], rtol=1e-5, atol=1e-5)
+            assert scores.mask[b, :, :size, :size].all()
+        assert scores.mask.sum() == sum(4 * size**2 for size in batch["attention_mask"].sum(1).tolist())
+
+
+@torch.no_grad()
+def test_mpnets_scores_hold_its_relative_positions(models):
+    model, batch = models["mpnet"], tiny_batch(models["mpnet"])
+    without = copy.deepcopy(model)
+    without.mpnet.encoder.relative_attention_bias.weight.zero_()
+    one, other = (Tap(m, [("scores", 1)])(**batch)["scores", 1] for m in (model, without))
+    bias = model.mpnet.encoder.compute_position_bias(torch.zeros(3, batch["input_ids"].shape[1], 32))
+    expected = bias.unsqueeze(-1).expand_as(one.values)[one.mask]
+    torch.testing.assert_close((one.values - other.values)[one.mask], expected, rtol=1e-4, atol=1e-4)
+    assert expected.abs().max() > 0.1
+
+
+@families
+@torch.no_grad()
+def test_relations_come_from_the_layers_own_projections(models, family):
+    """Values, queries and keys are not mistaken for each other."""
+    model, batch = models[family], tiny_batch(models[family], sizes=(6,))
+    layer, (q, k, v) = 2, projections(model, 2)
+    state = own_answers(model, batch).hidden_states[layer - 1]
+    found = Tap(model, [(f"{part}_relation", layer) for part in ("query", "key", "value")])(**batch)
+    for part, linear in [("query", q), ("key", k), ("value", v)]:
+        heads = linear(state).unflatten(-1, (4, 8)).transpose(1, 2)
+        expected = (heads @ heads.transpose(-1, -2) / 8**0.5).softmax(-1)
+        rows_agree(found[f"{part}_relation", layer], expected)
+
+
+def projections(model, layer):
+    attention = architectures.self_attention(model, layer)
+    for names in [("query", "key", "value"), ("q_lin", "k_lin", "v_lin"), ("q", "k", "v")]:
+        if hasattr(attention, names[0]):
+            return [getattr(attention, name) for name in names]
+    raise AssertionError("unknown projections")
+
+
+class Counter:
+    """Which blocks ran."""
+
+    def __init__(self, model):
+        self.ran = []
+        self.handles = [
+            block.register_forward_hook(lambda *_, layer=k: self.ran.append(layer))
+            for k, block in enumerate(blocks(model), 1)
+        ]
+
+    def __enter__(self):
+        return self.ran
+
+    def __exit__(self, *_):
+        for handle in self.handles:
+            handle.remove()
+
+
+@families
+@pytest.mark.parametrize(
+    ("sites", "deepest"),
+    [
+        ([("hidden", 0)], 1),
+        ([("cls", 2)], 2),
+        ([("attention", 3), ("mean", 1)], 3),
+        ([("hidden", 4)], 4),
+        ([("cls", 1), ("logits", LOGITS)], 4),
+    ],
+)
+@torch.no_grad()
+def test_a_forward_goes_no_deeper_than_the_deepest_site(models, family, sites, deepest):
+    model = models[family]
+    tap = Tap(model, sites)
+    with Counter(model) as ran:
+        found = tap(**tiny_batch(model))
+    assert ran == list(range(1, deepest + 1))
+    assert set(found) == set(sites)
+
+
+@families
+@torch.no_grad()
+def test_the_head_runs_only_if_logits_are_read(models, family):
+    model, ran = models[family], []
+    handles = [m.register_forward_hook(lambda *_: ran.append(1)) for m in architectures.head(model).values()]
+    try:
+        Tap(model, [("cls", LAYERS)])(**tiny_batch(model))
+        assert not ran
+        Tap(model, [("logits", LOGITS)])(**tiny_batch(model))
+        assert ran
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@families
+@torch.no_grad()
+def test_only_the_sites_read_are_kept(models, family, monkeypatch):
+    kept = []
+
+    def recorded(**options):
+        kept.append(Seen(**options))
+        return kept[-1]
+
+    monkeypatch.setattr(taps, "Seen", recorded)
+    model = models[family]
+    Tap(model, [("cls", 1), ("hidden", 3), ("scores", 2), ("logits", LOGITS)])(**tiny_batch(model))
+    Tap(model, [("mean", 2)])(**tiny_batch(model))
+    Tap(model, [("value_relation", 1), ("embeddings", 0)])(**tiny_batch(model))
+    assert [(set(seen.hidden), set(seen.attention)) for seen in kept] == [({1, 3}, {2}), ({2}, set()), ({0}, {1})]
+    assert [seen.logits is not None for seen in kept] == [True, False, False]
+
+
+def traces(model):
+    """Everything a tap might leave behind."""
+    hooks = sum(
+        len(m._forward_hooks) + len(m._forward_pre_hooks) + len(m._forward_hooks_with_kwargs) for m in model.modules()
+    )
+    return {
+        "hooks": hooks,
+        "attention": model.config._attn_implementation,
+        "watched": taps._watched.get(),
+        "blocks": [id(block) for block in blocks(model)],
+        "modules": [(name, id(module), module.training) for name, module in model.named_modules()],
+        "parameters": [(name, id(p), p.requires_grad) for name, p in model.named_parameters()],
+        "forward": "forward" in vars(model),
+    }
+
+
+EVERY_SITE = [("hidden", 0), ("hidden", 2), ("scores", 1), ("attention", 3)]
+
+
+@families
+@pytest.mark.parametrize("more", [[], [("logits", LOGITS)]])
+@torch.no_grad()
+def test_the_model_is_untouched_after_a_call(models, family, more):
+    model, batch = models[family], tiny_batch(models[family])
+    before, logits = traces(model), model(**columns_for(model, batch)).logits
+    assert before["hooks"] == 0
+    tap = Tap(model, EVERY_SITE + more)
+    tap(**batch)
+    tap(**batch)
+    assert traces(model) == before
+    assert torch.equal(model(**columns_for(model, batch)).logits, logits)
+
+
+@families
+@pytest.mark.parametrize("where", [1, 3])
+@torch.no_grad()
+def test_the_model_is_untouched_after_an_error_inside_it(models, family, where):
+    model, batch = models[family], tiny_batch(models[family])
+    before = traces(model)
+
+    def fail(*_):
+        raise ZeroDivisionError("inside the forward")
+
+    handle = blocks(model)[where - 1].register_forward_pre_hook(fail)
+    with pytest.raises(ZeroDivisionError, match="inside the forward"):
+        Tap(model, EVERY_SITE)(**batch)
+    handle.remove()
+    assert traces(model) == before
+    found = Tap(model, EVERY_SITE)(**batch)  # and works again
+    rows_agree(found["hidden", 2], own_answers(model, batch).hidden_states[2])
+
+
+@families
+@pytest.mark.parametrize("more", [[], [("logits", LOGITS)]])
+@pytest.mark.parametrize("attention", [[], [("attention", 2)]])
+def test_a_student_in_training_is_tapped_in_its_own_forward(models, family, more, attention):
+    """With dropout on, the tapped values are those of a forward that drew the same numbers."""
+    model = copy.deepcopy(models[family]).train()
+    batch = tiny_batch(model)
+    torch.manual_seed(3)
+    own = model(**columns_for(model, batch), output_hidden_states=True)
+    torch.manual_seed(3)
+    found = Tap(model, [("hidden", k) for k in range(LAYERS + 1)] + attention + more)(**batch)
+    for layer, expected in enumerate(own.hidden_states):
+        rows_agree(found["hidden", layer], expected, 1e-6)
+    if more:
+        rows_agree(found["logits", LOGITS], own.logits, 1e-6)
+    torch.manual_seed(4)
+    other = Tap(model, [("hidden", LAYERS)])(**batch)["hidden", LAYERS]
+    assert (other.values - found["hidden", LAYERS].values).abs().max() > 0.01  # dropout was on
+
+
+@families
+def test_training_mode_reaches_a_tap_made_before(models, family):
+    """The tap of a stage is made once, and the model is switched between training and evaluation all the time."""
+    model = copy.deepcopy(models[family]).eval()
+    batch, tap = tiny_batch(model), Tap(model, [("cls", LAYERS)])
+    quiet = tap(**batch)["cls", LAYERS].values
+    model.train()
+    torch.manual_seed(0)
+    assert (tap(**batch)["cls", LAYERS].values - quiet).abs().max() > 0.01
+    model.eval()
+    assert torch.equal(tap(**batch)["cls", LAYERS].values, quiet)
+
+
+@families
+def test_a_tap_follows_the_weights_of_the_model(models, family):
+    model = copy.deepcopy(models[family])
+    batch, tap = tiny_batch(model), Tap(model, [("cls", 2)])
+    before = tap(**batch)["cls", 2].values
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.5)
+    after = tap(**batch)["cls", 2].values
+    assert (after - before).abs().max() > 0.01
+    assert torch.equal(after, Tap(model, [("cls", 2)])(**batch)["cls", 2].values)
+    tap(**batch)["cls", 2].values.sum().backward()
+    reached = {name for name, p in model.named_parameters() if p.grad is not None}
+    assert any("word_embeddings" in name for name in reached)
+    assert not any(name.startswith(tuple(architectures.head(model))) for name in reached)
+
+
+@families
+def test_the_columns_a_model_takes(models, family):
+    model = models[family]
+    columns = inputs(model)
+    assert columns == tuple(columns_for(model, tiny_batch(model)))
+    assert ("token_type_ids" in columns) == (family in ("bert", "electra"))
+
+
+@families
+@torch.no_grad()
+def test_token_types_reach_the_models_that_have_them_and_no_other(models, family):
+    model, batch = models[family], tiny_batch(models[family])
+    assert batch["token_type_ids"].max() == 1
+    sites = [("logits", LOGITS)]
+    found = Tap(model, sites)(**batch)["logits", LOGITS].values  # RoBERTa would index out of its one type
+    plain = Tap(model, sites)(**(batch | {"token_type_ids": torch.zeros_like(batch["token_type_ids"])}))
+    same = torch.equal(found, plain["logits", LOGITS].values)
+    assert same == (family not in ("bert", "electra"))
+
+
+@families
+@torch.no_grad()
+def test_columns_of_the_training_loop_do_not_reach_the_model(models, family):
+    model, batch = models[family], tiny_batch(models[family])
+    extra = {"weight": torch.ones(3), "id": torch.arange(3), "count": torch.tensor(3.0)}
+    found = Tap(model, [("cls", 1)])(**batch, **extra)
+    assert torch.equal(found["cls", 1].values, Tap(model, [("cls", 1)])(**batch)["cls", 1].values)
+
+
+@families
+def test_a_shortened_model_shares_every_weight(models, family):
+    model = models[family]
+    view = shortened(model, 2)
+    assert len(blocks(model)) == LAYERS
+    ours = {id(p) for p in model.base_model.parameters()}
+    assert {id(p) for p in view.parameters()} < ours
+    base_blocks = view.get_submodule(FAMILIES[family].blocks)
+    assert [id(b) for b in base_blocks] == [id(b) for b in blocks(model)[:2]]
+
+
+@families
+def test_shapes_are_read_off_the_model(family):
+    assert shape(tiny_model(family, layers=3, width=24, heads=2, labels=5)) == (3, 24, 2, 5)
+
+
+def test_an_unknown_family_says_what_to_add():
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+
+    config = AutoConfig.for_model("gpt2", n_embd=16, n_layer=1, n_head=2, vocab_size=20, n_positions=16)
+    model = AutoModelForSequenceClassification.from_config(config)
+    with pytest.raises(LimbeckError, match=r'"gpt2".*Known: bert.*architectures\.py'):
+        Tap(model, [("cls", 1)])
+
+
+def test_two_models_are_tapped_one_inside_the_other():
+    """The student's forward may start while the teacher's tap is open, as long as each knows its own layers."""
+    outer, inner = tiny_model("bert", seed=0), tiny_model("roberta", seed=1)
+    batches = tiny_batch(outer), tiny_batch(inner)
+    expected = [Tap(m, [("attention", 2)])(**b)["attention", 2].values for m, b in zip((outer, inner), batches)]
+    found = []
+    handle = blocks(outer)[0].register_forward_pre_hook(
+        lambda *_: found.append(Tap(inner, [("attention", 2)])(**batches[1])["attention", 2].values)
+    )
+    found.insert(0, Tap(outer, [("attention", 2)])(**batches[0])["attention", 2].values)
+    handle.remove()
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)

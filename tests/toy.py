@@ -1,0 +1,195 @@
+"""Toy data and teachers on disk, and runs on them: everything an end-to-end test starts from.
+
+Each function is made once a session and only read from then on; tests write below their own `tmp_path`.
+"""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
+
+import limbeck
+from limbeck.data import grammar
+from limbeck.models import quiet
+
+LABELS = grammar.LABELS
+ROOT = Path(__file__).parents[1]
+# The longest sentence of the toy data fits: nothing is cut.
+POSITIONS = 64
+
+
+_workplace = TemporaryDirectory(prefix="limbeck-toys-")
+
+
+def workplace() -> Path:
+    """Where the toys lie; gone when the tests end."""
+    return Path(_workplace.name)
+
+
+@cache
+def data(train: int = 64, dev: int = 32) -> dict[str, str]:
+    """`train` and `eval` files of that many rows, as `limbeck.distill` takes them."""
+    folder = workplace() / f"data-{train}-{dev}"
+    grammar.write(folder, train=train, dev=dev)
+    return {"train": str(folder / "train.csv"), "eval": str(folder / "dev.csv")}
+
+
+@cache
+def scores(train: int = 64, dev: int = 32) -> dict[str, str]:
+    """The same sentences with a number to predict: a regression task."""
+    folder = workplace() / f"scores-{train}-{dev}"
+    folder.mkdir()
+    named = {}
+    for split, path in data(train, dev).items():
+        named[split] = str(folder / Path(path).name)
+        with Path(path).open(encoding="utf8", newline="") as file:
+            rows = [(row["text"], len(row["text"].split()) / 8 + 0.1) for row in csv.DictReader(file)]
+        write_csv(named[split], ("text", "score"), rows)
+    return named
+
+
+def write_csv(path: str | Path, header: tuple[str, ...], rows: list[tuple]) -> str:
+    """A CSV file."""
+    with Path(path).open("w", encoding="utf8", newline="") as file:
+        csv.writer(file).writerows([header, *rows])
+    return str(path)
+
+
+@cache
+def tokenizer():
+    """One tokenizer for all toys: it knows every word the grammar has."""
+    train, dev = grammar.generate(train=2000, dev=0)
+    return grammar.build_tokenizer(row["text"] for row in train + dev)
+
+
+def model(
+    family: str = "bert",
+    *,
+    layers: int = 4,
+    width: int = 32,
+    heads: int = 4,
+    labels: tuple[str, ...] | int = LABELS,
+    dropout: float = 0.1,
+    seed: int = 0,
+    headless: bool = False,
+    **options,
+):
+    """A random model. `labels` are names, or a number of them; its weights are drawn large, so that layers differ."""
+    sizes = {"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads, "intermediate_size": 64}
+    drops = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
+    if family == "distilbert":
+        sizes = {"dim": width, "n_layers": layers, "n_heads": heads, "hidden_dim": 64}
+        drops = {"dropout": dropout, "attention_dropout": dropout, "seq_classif_dropout": dropout}
+    if family == "electra":
+        sizes["embedding_size"] = 16
+    if family in ("roberta", "xlm-roberta"):
+        sizes["type_vocab_size"] = 1
+    if family in ("roberta", "xlm-roberta", "mpnet"):
+        sizes["max_position_embeddings"] = POSITIONS + 2  # they number positions from behind the padding token
+    config = AutoConfig.for_model(
+        family,
+        **{
+            "vocab_size": len(tokenizer()),
+            "max_position_embeddings": POSITIONS,
+            "pad_token_id": tokenizer().pad_token_id,
+            "bos_token_id": tokenizer().cls_token_id,
+            "eos_token_id": tokenizer().sep_token_id,
+            "initializer_range": 0.2,
+        }
+        | sizes
+        | drops
+        | _labels(labels)
+        | options,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        made = (AutoModel if headless else AutoModelForSequenceClassification).from_config(config)
+    return made.eval()
+
+
+def _labels(labels: tuple[str, ...] | int) -> dict:
+    if isinstance(labels, int):
+        return {"num_labels": labels}
+    return {"id2label": dict(enumerate(labels)), "label2id": {name: i for i, name in enumerate(labels)}}
+
+
+def save(made, folder: Path) -> str:
+    """A model and the tokenizer, as a plain Hugging Face folder."""
+    with quiet():
+        made.save_pretrained(folder)
+        tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+@cache
+def teacher(family: str = "bert", **options) -> str:
+    """The folder of a random model with tokenizer; `options` as for `model`."""
+    name = "-".join([family, *(f"{k}={v}" for k, v in options.items())]).replace(" ", "").replace("'", "")
+    return save(model(family, **options), workplace() / name)
+
+
+def distill(recipe: str, out: Path, *, teacher: str, steps: int | None = 3, set: tuple[str, ...] = (), **options):
+    """`limbeck.distill` without a word, for a few steps, on the toy data unless told otherwise."""
+    if "train" not in options:
+        options |= data()
+    if "student" not in options:
+        options.setdefault("layers", 2)
+    short = (f"stages.*.steps={steps}",) if steps else ()
+    options.setdefault("pace", limbeck.Pace(log_every=1))
+    return limbeck.distill(recipe, teacher=teacher, out=out, set=(*short, *set), quiet=True, **options)
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    """The student a run left."""
+    return load_file(Path(run) / "student" / "model.safetensors")
+
+
+def metrics(run: Path) -> list[dict]:
+    """The lines of metrics.jsonl."""
+    return [json.loads(line) for line in (Path(run) / "metrics.jsonl").read_text("utf8").splitlines()]
+
+
+def losses(run: Path) -> list[dict]:
+    """The lines that tell of a training step."""
+    return [line for line in metrics(run) if "loss" in line]
+
+
+def environment(**more: str) -> dict[str, str]:
+    """For a process of its own: limbeck from this tree, one thread, no network."""
+    return {
+        **{name: value for name, value in os.environ.items() if name not in ("WORLD_SIZE", "RANK", "LOCAL_RANK")},
+        "PYTHONPATH": str(ROOT / "src"),
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        **more,
+    }
+
+
+def command(*arguments: object, launcher: tuple[str, ...] = ("-m", "limbeck"), timeout: float = 120):
+    """`python -m limbeck …` in a process of its own."""
+    return subprocess.run(
+        [sys.executable, *launcher, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env=environment(),
+        check=False,
+    )
+
+
+def options(**named: object) -> list[str]:
+    """Keywords as the command line has them: `max_length=64` is `--max-length 64`; a list repeats the option."""
+    words: list[str] = []
+    for name, value in named.items():
+        for one in value if isinstance(value, list | tuple) else [value]:
+            words += [f"--{name.replace('_', '-')}"] + ([] if one is True else [str(one)])
+    return words
