@@ -175,9 +175,7 @@ def test_the_teachers_features_are_the_same_in_train_and_eval(pair):
 def test_the_teacher_runs_no_deeper_than_its_deepest_layer_read(pair):
     teacher, student = pair
     ran = []
-    handles = [
-        block.register_forward_hook(lambda *_, k=k: ran.append(k)) for k, block in enumerate(blocks(teacher), 1)
-    ]
+    handles = [block.register_forward_hook(lambda *_, k=k: ran.append(k)) for k, block in enumerate(blocks(teacher), 1)]
     distiller = Distiller(teacher, student, [Labels(), Match("cls", map="uniform(last=false)", align="linear")])
     distiller(**tiny_batch())
     for handle in handles:

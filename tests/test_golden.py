@@ -140,9 +140,7 @@ def test_pkd(recipe, pairs, width):
 def test_ild(recipe, task, alpha, beta):
     """α·CE + (1 - α)·KL at T 10, no T², + β·Σ over layers 1..M-1, with ⌊N/M⌋·m, of the mean over dimensions."""
     case = Case(recipe, task=task)
-    layers = sum(
-        (unit(case.cls(case.s, m)) - unit(case.cls(case.t, 2 * m))).square().mean(-1).mean() for m in (1, 2)
-    )
+    layers = sum((unit(case.cls(case.s, m)) - unit(case.cls(case.t, 2 * m))).square().mean(-1).mean() for m in (1, 2))
     close(case.loss(), alpha * case.ce() + (1 - alpha) * case.kl(10) + beta * layers)
 
 
@@ -161,9 +159,7 @@ def test_ild_rtc_starts_with_the_teachers_classifier():
         read = case.s.hidden_states[-1]
         expected = case.teacher.classifier(case.teacher.bert.pooler(read))
     torch.testing.assert_close(case.s.logits, expected)
-    layers = sum(
-        (unit(case.cls(case.s, m)) - unit(case.cls(case.t, 2 * m))).square().mean(-1).mean() for m in (1, 2)
-    )
+    layers = sum((unit(case.cls(case.s, m)) - unit(case.cls(case.t, 2 * m))).square().mean(-1).mean() for m in (1, 2))
     close(case.loss(), 0.5 * case.ce() + 0.5 * case.kl(10) + 100 * layers)
 
 

@@ -167,7 +167,9 @@ def test_joined_layers_are_one_comparison():
         objective = bound(Match("mean", map="uniform", align="concat(width=5)", distance="unit_sq", reduce=reduce))
         objective.double()
         assert isinstance(objective.aligner, Concat)
-        student, teacher = features(objective, "mean", lambda model, layer: one_row(draw(3, 8, seed=len(model) + layer)))
+        student, teacher = features(
+            objective, "mean", lambda model, layer: one_row(draw(3, 8, seed=len(model) + layer))
+        )
         found = objective(student, teacher, {})
         assert found.shape == (3,)
         assert (found <= 4).all()
@@ -221,9 +223,7 @@ def test_a_random_map_compares_the_layers_drawn():
         pairs = objective.pairs()
         seen.add(tuple(pairs))
         assert [s for s, _ in pairs] == [1, 2]
-        expected = sum(
-            (student["mean", s].values - teacher["mean", t].values).square().mean(-1) for s, t in pairs
-        )
+        expected = sum((student["mean", s].values - teacher["mean", t].values).square().mean(-1) for s, t in pairs)
         torch.testing.assert_close(objective(student, teacher, {}), expected)
     assert len(seen) > 3
 
@@ -266,7 +266,9 @@ def test_a_ramp_rises_and_stays(progress, over):
     assert schedule(1.0) == 3
 
 
-@pytest.mark.parametrize(("weight", "idle"), [(0, True), ("0", True), ("ramp(0)", True), ("ramp(1)", False), (1, False)])
+@pytest.mark.parametrize(
+    ("weight", "idle"), [(0, True), ("0", True), ("ramp(0)", True), ("ramp(1)", False), (1, False)]
+)
 def test_a_term_is_idle_if_its_weight_is_0_throughout(weight, idle):
     assert Labels(weight=weight).idle is idle
 

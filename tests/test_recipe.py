@@ -189,7 +189,10 @@ def test_stars_reach_every_stage(tmp_path):
         ("stages.distil.batch=0", ["stages.distil.batch"]),
         ("stages.distil.warmup=2", ["stages.distil.warmup"]),
         ("stages.distil.schedule=linar", ["stages.distil.schedule", "'linear'"]),
-        ("stages.distil.objectives.logits.logits.temprature=4", ['no option "temprature"', 'Did you mean "temperature"?']),
+        (
+            "stages.distil.objectives.logits.logits.temprature=4",
+            ['no option "temprature"', 'Did you mean "temperature"?'],
+        ),
         ("stages.distil.objectives.layers.weight.over=1", ["is not a call"]),
         ("init=[layers(first", ["cannot be read"]),
         ("init=[layers([1, 2])]", ["cannot be read", "quote"]),
@@ -317,7 +320,8 @@ junk = st.recursive(
         st.text(max_size=5),
     ),
     lambda inner: st.one_of(
-        st.lists(inner, max_size=2), st.dictionaries(st.one_of(st.integers(0, 2), st.text(max_size=3)), inner, max_size=2)
+        st.lists(inner, max_size=2),
+        st.dictionaries(st.one_of(st.integers(0, 2), st.text(max_size=3)), inner, max_size=2),
     ),
     max_leaves=4,
 )
@@ -352,7 +356,9 @@ def test_no_recipe_however_wrong_ends_in_a_traceback(path, value):
 
 
 @settings(max_examples=100)
-@given(st.sampled_from(PLACES), st.one_of(st.sampled_from(["[", "{a: b", "1/0", "", "null", "@", "a: b: c"]), st.text()))
+@given(
+    st.sampled_from(PLACES), st.one_of(st.sampled_from(["[", "{a: b", "1/0", "", "null", "@", "a: b: c"]), st.text())
+)
 def test_no_override_however_wrong_ends_in_a_traceback(path, value):
     try:
         resolve("lwd", overrides=[f"{'.'.join(map(str, path))}={value}"])

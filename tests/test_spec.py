@@ -118,7 +118,9 @@ scalars = st.one_of(
     st.floats(allow_nan=False, allow_infinity=False),
     plain_words,
 )
-values = st.one_of(scalars, st.lists(scalars, max_size=3), st.lists(st.lists(st.integers(0, 24), max_size=2), max_size=3))
+values = st.one_of(
+    scalars, st.lists(scalars, max_size=3), st.lists(st.lists(st.integers(0, 24), max_size=2), max_size=3)
+)
 calls = st.builds(
     Call, words, st.lists(values, max_size=2).map(tuple), st.dictionaries(plain_words, values, max_size=3)
 )
@@ -193,7 +195,10 @@ def test_options_are_the_keyword_only_parameters():
     [
         ("kll", ['there is no distance "kll"', 'Did you mean "kl"?', "Allowed: kl, layers"]),
         ("zzzz", ['there is no distance "zzzz"', "Allowed: kl, layers"]),
-        ("kl(temprature=2)", ['no option "temprature"', 'Did you mean "temperature"?', "kl(temperature=1.0, scale=1.0)"]),
+        (
+            "kl(temprature=2)",
+            ['no option "temprature"', 'Did you mean "temperature"?', "kl(temperature=1.0, scale=1.0)"],
+        ),
         ("kl(1, 2, 3)", ["too many values", "kl(temperature=1.0, scale=1.0)"]),
         ("kl(1, temperature=2)", ["too many values"]),
         ("kl(temperature=hot)", ["temperature=hot does not fit", "number"]),

@@ -26,7 +26,7 @@ ORDER = [
     {"engine"},
     {"prepare"},
     {"run"},
-    {"demo", "study"},
+    {"check", "compare", "demo"},
     {"cli"},
     {"__main__"},
 ]
@@ -131,7 +131,9 @@ def test_nothing_unpickles_or_evaluates(path):
             assert not {"pickle", "dill", "cloudpickle", "marshal", "shelve"} & set(imported(node, ("limbeck",)))
         if isinstance(node, ast.Call):
             called = ast.unparse(node.func)
-            assert called not in ("eval", "exec", "torch.load", "yaml.load", "yaml.unsafe_load"), f"{path.name}: {called}"
+            assert called not in ("eval", "exec", "torch.load", "yaml.load", "yaml.unsafe_load"), (
+                f"{path.name}: {called}"
+            )
 
 
 def heavy_after(code, *arguments):

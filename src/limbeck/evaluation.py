@@ -21,6 +21,7 @@ __all__ = ["METRICS", "agreement", "arguments", "evaluate", "evaluating", "measu
 
 
 def accuracy(predictions: np.ndarray, labels: np.ndarray) -> float:
+    """The share of right predictions."""
     return accuracy_score(labels, predictions)
 
 
@@ -30,14 +31,17 @@ def f1(predictions: np.ndarray, labels: np.ndarray) -> float:
 
 
 def matthews(predictions: np.ndarray, labels: np.ndarray) -> float:
+    """Matthews' correlation of the predicted with the right classes."""
     return matthews_corrcoef(labels, predictions)
 
 
 def pearson(predictions: np.ndarray, labels: np.ndarray) -> float:
+    """The linear correlation of two scores."""
     return _correlation(pearsonr, predictions, labels)
 
 
 def spearman(predictions: np.ndarray, labels: np.ndarray) -> float:
+    """The correlation of the ranks of two scores."""
     return _correlation(spearmanr, predictions, labels)
 
 

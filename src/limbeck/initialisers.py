@@ -30,12 +30,7 @@ class Start:
 
 def layers(start: Start, *, which: str | list[int] = "first") -> None:
     """Embeddings and some layers of the source: `first`, `top`, `uniform`, `sanh`, or a list such as [4, 8, 12]."""
-    depth, available = architectures.shape(start.student).layers, architectures.shape(start.source).layers
-    if available < depth:
-        raise LimbeckError(
-            f"the student is to have {depth} layers and the model they come from has {available}. "
-            f"Give --layers {available} or fewer."
-        )
+    depth, available = _depths(start)
     if isinstance(which, str):
         chosen = bind(parse(which), MAPPINGS, "choice of layers")(depth, available).teacher
     else:
@@ -54,7 +49,7 @@ def checkpoint(start: Start) -> None:
     """All of the checkpoint given as --student, classifier included; without one, the teacher's lower layers."""
     if start.from_teacher:
         return layers(start)
-    depth = architectures.shape(start.student).layers
+    depth, _ = _depths(start)
     _copy(start, tuple(range(1, depth + 1)), with_head=True)
     start.fresh_classifier = False
     start.notes.append(f"starts as the checkpoint's first {depth} layers and its classifier, if it has one")
@@ -126,6 +121,16 @@ def _config(source: PreTrainedModel, depth: int | None, width: int | None, label
         config.num_attention_heads = width // size
         config.hidden_size = width
     return config
+
+
+def _depths(start: Start) -> tuple[int, int]:
+    depth, available = architectures.shape(start.student).layers, architectures.shape(start.source).layers
+    if available < depth:
+        raise LimbeckError(
+            f"the student is to have {depth} layers and the model they come from has {available}. "
+            f"Give --layers {available} or fewer."
+        )
+    return depth, available
 
 
 def _copy(start: Start, chosen: Sequence[int], *, with_head: bool) -> None:

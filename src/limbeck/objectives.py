@@ -184,7 +184,7 @@ class Match(Objective):
         feature = bind(self.call, FEATURES, "feature")
         self.feature, self.asked_heads = feature.func, feature.keywords.get("heads")
         if not hasattr(self.feature, "site"):
-            raise LimbeckError(f'feature "{self.call.name}" does not say where it looks: mark it with @seen_at("hidden").')
+            raise LimbeckError(f'feature "{self.call.name}" does not say where it looks: mark it with @seen_at(…).')
         self.distance = bind(parse(distance), DISTANCES, "distance")
         if reduce not in ("sum_layers", "mean_layers"):
             raise LimbeckError(f'there is no reduction "{reduce}". Allowed: sum_layers, mean_layers.')

@@ -166,7 +166,7 @@ def _call_faults(data: Mapping[str, Any]) -> Iterable[str]:
         if not isinstance(stage, dict):
             continue
         at = f"stages.{stage.get('name', '?')}"
-        if ("epochs" in stage) == ("steps" in stage):
+        if (stage.get("epochs") is None) == (stage.get("steps") is None):
             yield f"{at}: give either epochs or steps."
         for target in stage["train"] if isinstance(stage.get("train"), list) else []:
             allowed = ["student", "aligners", *(aligners or {})]

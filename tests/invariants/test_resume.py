@@ -153,7 +153,7 @@ class Fuse:
 
     def follow(self, name, args):
         if name == "run":
-            self.stage, self.ends = args[2].name, False
+            self.stage, self.ends = args[2].name, args[3].step > 0 and args[3].step % EPOCH == 0
         elif name == "clear":
             self.stage = "after"
 
@@ -180,7 +180,7 @@ def test_killed_at_every_moment(recipe, uninterrupted, tmp_path, monkeypatch):
     assert_same(out, uninterrupted)
     for stage in ("states", "predictions"):
         for ends in (False, True):
-            assert {(stage, f"{when} {what}", ends) for when in ("before", "after") for what in ("_step", "save")} <= met
+            assert {(stage, place, ends) for place in ("after _step", "before save", "after save")} <= met
         assert {(stage, "before _judge", True), (stage, "after _judge", True), (stage, "amid rmtree", True)} <= met
         assert (stage, "after run", True) in met
     assert {("predictions", f"{when} save_best", True) for when in ("before", "after")} <= met

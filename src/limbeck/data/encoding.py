@@ -35,6 +35,7 @@ class Encoded:
 
     @property
     def lengths(self) -> np.ndarray:
+        """How many tokens each example has."""
         return np.diff(self.offsets)
 
     def batch(self, ids: np.ndarray, length: int) -> dict[str, torch.Tensor]:

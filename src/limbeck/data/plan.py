@@ -28,6 +28,7 @@ def bucket(length: int, longest: int) -> int:
 
 
 def steps_per_epoch(n: int, batch: int) -> int:
+    """How many optimiser batches `n` examples make; the last may be short."""
     return -(-n // batch)
 
 

@@ -40,6 +40,7 @@ class Panel:
 
     @property
     def polyline(self) -> str:
+        """The points, as SVG has them."""
         return " ".join(f"{x:.1f},{y:.1f}" for x, y in self.points)
 
 

@@ -1,0 +1,28 @@
+"""Processes that do not see each other must not train apart."""
+
+import pytest
+from accelerate import Accelerator
+
+from limbeck import LimbeckError
+from limbeck.engine import world
+
+
+def test_a_process_that_sees_fewer_than_were_started_stops(monkeypatch):
+    Accelerator(cpu=True)  # the world is settled: one process
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(LimbeckError, match=r"2 processes were started but this one sees 1.*torchrun"):
+        world.open_world()
+
+
+def test_one_process_is_a_world(monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert world.open_world().num_processes == 1
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert world.open_world().num_processes == 1
+
+
+def test_a_seed_tells_its_parts_apart():
+    parts = [(seed, stage, step, rank) for seed in range(4) for stage in range(3) for step in range(50) for rank in range(4)]
+    assert len({world.seed_for(*part) for part in parts}) == len(parts)
+    assert world.seed_for(1, 2) != world.seed_for(2, 1)
+    assert world.seed_for(1) != world.seed_for(1, 0)
