@@ -109,7 +109,9 @@ def test_concat_joins_a_sides_layers_in_order(train_teacher):
     ours, theirs = sides()
     (left,), (right,) = aligner(ours, theirs)
     for found, linear, side in [(left, aligner.student, ours), (right, aligner.teacher, theirs)]:
-        joined = torch.tensor([[sum((layer[i, j].tolist() for layer in side), []) for j in range(4)] for i in range(2)])
+        joined = torch.tensor(
+            [[[x for layer in side for x in layer[i, j].tolist()] for j in range(4)] for i in range(2)]
+        )
         check_linear(found, linear, joined)
 
 

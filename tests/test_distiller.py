@@ -325,3 +325,20 @@ def test_aligners_train_and_are_saved(pair):
 def test_a_term_may_not_be_named_like_the_insides_of_a_module(pair, name):
     with pytest.raises(LimbeckError, match="name"):
         Distiller(*pair, {name: Labels()})
+
+
+def test_an_example_without_a_token_does_not_spoil_the_batch(pair):
+    teacher, student = pair
+    distiller = Distiller(teacher, student, [Match("attention", map="last", distance="kl")])
+    batch = tiny_batch(student)
+    batch["attention_mask"][0] = 0
+    loss = distiller(**batch).loss
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert all(torch.isfinite(p.grad).all() for p in distiller.parameters() if p.grad is not None)
+
+
+def test_the_teacher_moves_with_the_distiller(pair):
+    teacher, student = pair
+    distiller = Distiller(teacher, student, [Logits()]).double()
+    assert {p.dtype for p in distiller.teacher.model.parameters()} == {torch.float64}

@@ -61,7 +61,7 @@ def ref_logits(seen, layer, heads):
 def cut(states, example, heads):
     """(H, positions, d) -> [head][position] -> list: a token's heads joined, then cut anew."""
     states = states[example].tolist()
-    joined = [sum((states[h][i] for h in range(len(states))), []) for i in range(LENGTH)]
+    joined = [[x for head in states for x in head[i]] for i in range(LENGTH)]
     size = len(joined[0]) // heads
     return [[token[h * size : (h + 1) * size] for token in joined] for h in range(heads)]
 

@@ -4,6 +4,8 @@ A teacher of 6 layers and a student of 3. The references use the models' own hid
 the weights of its linear maps.
 """
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 
@@ -14,6 +16,16 @@ from limbeck.recipe import resolve, shipped
 from tests.tiny import columns_for, tiny_batch, tiny_model
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
+
+
+@contextmanager
+def doubled():
+    """New maps and weights in double precision from the start."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 class Case:
@@ -29,9 +41,11 @@ class Case:
         else:
             self.student = tiny_model("bert", 3, width=width, labels=labels, seed=2)
         self.student.double()
-        objectives = {n: build(o) for n, o in self.recipe.stages[0].objectives.items()}
+        with doubled():
+            objectives = {n: build(o) for n, o in self.recipe.stages[0].objectives.items()}
         torch.manual_seed(3)
-        self.distiller = Distiller(self.teacher, self.student, objectives, seed=5).double().eval()
+        with doubled():
+            self.distiller = Distiller(self.teacher, self.student, objectives, seed=5).eval()
         self.batch = tiny_batch(self.student)
         self.mask = self.batch["attention_mask"].double()
         self.y = self.batch["labels"]
@@ -114,7 +128,7 @@ def test_kd_on_scores():
 @pytest.mark.parametrize(("recipe", "pairs"), [("pkd", [(1, 2), (2, 4)]), ("pkd:last", [(1, 4), (2, 5)])])
 @pytest.mark.parametrize("width", [32, 16])
 def test_pkd(recipe, pairs, width):
-    """(1 - α)·CE + α·T²·KL + β·PT, α 0.7, T 10, β 500; PT is the mean over layers, examples and dimensions (its code)."""
+    """(1 - α)·CE + α·T²·KL + β·PT, α 0.7, T 10, β 500; PT a mean over layers, examples and dimensions (its code)."""
     case = Case(recipe, width=width)
     patience = []
     for i, (s, t) in enumerate(pairs):

@@ -76,7 +76,7 @@ def test_the_layers_that_meet(name, case, expected):
 
 @pytest.mark.parametrize("pair", ["[4, 1]", "[-1, 1]", "[1, 13]", "[1, -1]"])
 def test_pairs_out_of_range_name_the_pair_and_the_range(pair):
-    with pytest.raises(LimbeckError, match="out of range.*0 to 3.*0 to 12") as caught:
+    with pytest.raises(LimbeckError, match=r"out of range.*0 to 3.*0 to 12") as caught:
         mapped("pairs", 3, 12, f"[[1, 1], {pair}]")
     assert pair in str(caught.value)
 
@@ -147,6 +147,6 @@ def test_random_draws_stay_the_same_across_versions():
 
 @pytest.mark.parametrize("name", ["uniform", "first", "top", "sanh", "random"])
 def test_a_student_deeper_than_its_teacher_has_to_say_which_layers_meet(name):
-    with pytest.raises(LimbeckError, match="6 layers and the teacher 5.*pairs"):
+    with pytest.raises(LimbeckError, match=r"6 layers and the teacher 5.*pairs"):
         mapped(name, 6, 5)
     assert mapped("last", 6, 5).teacher == (5,)

@@ -1,7 +1,8 @@
-"""Recipes as data: every shipped one reads, resolves and has its card; and every fault is found at once, with its path."""
+"""Recipes as data: every shipped one resolves and has its card; every fault is found at once, with its path."""
 
 import copy
 import re
+from contextlib import suppress
 
 import pytest
 import yaml
@@ -349,10 +350,9 @@ def test_no_recipe_however_wrong_ends_in_a_traceback(path, value):
     node[path[-1]] = value
     try:
         recipe = validate(data)
-    except LimbeckError as error:
-        assert "fault" in str(error)
-    else:
-        assert validate(yaml.safe_load(save(recipe))) == recipe
+    except LimbeckError:
+        return
+    assert validate(yaml.safe_load(save(recipe))) == recipe
 
 
 @settings(max_examples=100)
@@ -360,10 +360,8 @@ def test_no_recipe_however_wrong_ends_in_a_traceback(path, value):
     st.sampled_from(PLACES), st.one_of(st.sampled_from(["[", "{a: b", "1/0", "", "null", "@", "a: b: c"]), st.text())
 )
 def test_no_override_however_wrong_ends_in_a_traceback(path, value):
-    try:
+    with suppress(LimbeckError):
         resolve("lwd", overrides=[f"{'.'.join(map(str, path))}={value}"])
-    except LimbeckError as error:
-        assert str(error)
 
 
 def test_recipes_that_are_not_there(tmp_path):
@@ -401,7 +399,7 @@ def test_files_that_are_no_recipe(tmp_path, text, said):
 def test_a_file_that_is_no_text(tmp_path):
     path = tmp_path / "bad.yaml"
     path.write_bytes(b"\xff\xfe\x00name")
-    with pytest.raises(LimbeckError, match="bad.yaml"):
+    with pytest.raises(LimbeckError, match=r"bad\.yaml"):
         resolve(str(path))
 
 
@@ -413,3 +411,9 @@ def test_a_file_of_ones_own(tmp_path):
     assert resolve(f"{path}:slow").name == "mine:slow"
     assert resolve(f"{path}:slow").stages[0].lr == 1e-6
     assert task_values(str(path), "rte") == {}
+
+
+def test_stages_of_one_name_are_a_fault():
+    stage = {"name": "one", "epochs": 1, "objectives": {"labels": {"labels": "cross_entropy"}}}
+    with pytest.raises(LimbeckError, match='two are named "one"'):
+        validate({"name": "x", "stages": [stage, dict(stage)]})

@@ -201,6 +201,7 @@ def test_the_model_is_untouched_after_a_call(models, family, more):
     model, batch = models[family], tiny_batch(models[family])
     before, logits = traces(model), model(**columns_for(model, batch)).logits
     assert before["hooks"] == 0
+    assert before["attention"] == tiny_model(family, 1).config._attn_implementation  # as built, whatever ran before
     tap = Tap(model, EVERY_SITE + more)
     tap(**batch)
     tap(**batch)

@@ -23,7 +23,7 @@ def tiny_model(
     seed: int = 0,
     **options,
 ) -> PreTrainedModel:
-    """A classifier in eval mode. Its weights are drawn large, biases too, so that no head, layer or bias is like another."""
+    """A classifier in eval mode. Its weights are drawn large, biases too, so that no two heads or layers are alike."""
     if family == "distilbert":
         sizes = {"dim": width, "n_layers": layers, "n_heads": heads, "hidden_dim": 64}
     else:

@@ -121,11 +121,12 @@ def _labels(labels: tuple[str, ...] | int) -> dict:
     return {"id2label": dict(enumerate(labels)), "label2id": {name: i for i, name in enumerate(labels)}}
 
 
-def save(made, folder: Path) -> str:
-    """A model and the tokenizer, as a plain Hugging Face folder."""
+def save(made, folder: Path, *, words=None, bare: bool = False) -> str:
+    """A model and a tokenizer (`words`, or the toys' own; `bare`: none), as a plain Hugging Face folder."""
     with quiet():
         made.save_pretrained(folder)
-        tokenizer().save_pretrained(folder)
+        if not bare:
+            (words or tokenizer()).save_pretrained(folder)
     return str(folder)
 
 

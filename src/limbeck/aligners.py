@@ -4,11 +4,14 @@ Aligners are trained beside the student and saved beside it, never in it.
 """
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 Sides = tuple[list[Tensor], list[Tensor]]
+Width = Annotated[int, Field(gt=0)]
 
 
 class NoAligner(nn.Module):
@@ -67,7 +70,7 @@ class Both(nn.Module):
     The teacher's maps stay at an orthogonal start: trained together, both sides collapse onto one direction.
     """
 
-    def __init__(self, student: int, teacher: int, pairs: int, *, width: int = 128, train_teacher: bool = False):
+    def __init__(self, student: int, teacher: int, pairs: int, *, width: Width = 128, train_teacher: bool = False):
         super().__init__()
         self.student = nn.ModuleList(nn.Linear(student, width) for _ in range(pairs))
         self.teacher = nn.ModuleList(_teacher_map(teacher, width, train_teacher) for _ in range(pairs))
@@ -79,7 +82,7 @@ class Both(nn.Module):
 class Concat(nn.Module):
     """All layers of a side joined into one vector, then mapped to `width`, a map a side (RAIL-KD's concatenation)."""
 
-    def __init__(self, student: int, teacher: int, pairs: int, *, width: int = 128, train_teacher: bool = False):
+    def __init__(self, student: int, teacher: int, pairs: int, *, width: Width = 128, train_teacher: bool = False):
         super().__init__()
         self.student = nn.Linear(student * pairs, width)
         self.teacher = _teacher_map(teacher * pairs, width, train_teacher)

@@ -28,6 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 out = Console(highlight=False, soft_wrap=True)
+error = Console(stderr=True, highlight=False, soft_wrap=True)
 
 DATA, TRAINING, STUDENT = "What to learn from", "How to train", "The models"
 
@@ -113,6 +114,7 @@ class Going:
     ] = None
     save_every: Annotated[float, _option("--save-every", "Seconds between checkpoints.", TRAINING)] = 60.0
     log_every: Annotated[int, _option("--log-every", "Steps between lines of metrics.jsonl.", TRAINING)] = 10
+    eager: Annotated[bool, _option("--eager", "Do not capture steps as CUDA graphs.", TRAINING)] = False
     track: Annotated[
         str | None, _option("--track", "Also log to tensorboard, wandb, … (any tracker of Accelerate).", TRAINING)
     ] = None
@@ -122,7 +124,7 @@ class Going:
         """As distill and finetune take them."""
         from limbeck.engine.loop import Pace
 
-        pace = Pace(self.micro_batch, self.log_every, self.save_every)
+        pace = Pace(self.micro_batch, self.log_every, self.save_every, self.eager)
         return {"out": self.out, "resume": self.resume, "track": self.track, "pace": pace, "quiet": self.quiet}
 
 
@@ -148,7 +150,11 @@ def takes(**groups: type) -> Callable[[Callable], Callable]:
             filled = {
                 name: group(**{f.name: values.pop(f.name) for f in fields(group)}) for name, group in groups.items()
             }
-            command(**values, **filled)
+            try:
+                command(**values, **filled)
+            except KeyboardInterrupt:  # left to typer, it would end without a word
+                error.print("limbeck: interrupted. The same command with --resume goes on from the last checkpoint.")
+                raise typer.Exit(130) from None
 
         parameters = [*own, *given, debug]
         parameters.sort(key=lambda p: p.default is not inspect.Parameter.empty)
@@ -279,7 +285,6 @@ def recipes(
 def main() -> None:
     """Run a command; a user's mistake is one paragraph and status 2, a failure is one line and status 1."""
     debug = "--debug" in sys.argv
-    error = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
         app()
     except LimbeckError as mistake:
@@ -287,9 +292,6 @@ def main() -> None:
             raise
         error.print(f"limbeck: {mistake}", markup=False)
         sys.exit(2)
-    except KeyboardInterrupt:
-        error.print("limbeck: interrupted. The same command with --resume goes on from the last checkpoint.")
-        sys.exit(130)
     except Exception as failure:
         if debug:
             raise

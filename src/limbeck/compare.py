@@ -23,6 +23,7 @@ def compare(names: list[str], data: DataSpec, predictions: Path | None = None) -
     batch = None
     first: dict[str, np.ndarray] = {}
     for name, model in loaded.items():
+        models.check_kind(model, corpus.task, name)
         tokenizer = models.load_tokenizer(name)
         aligned, _ = align(corpus, dict(enumerate(models.label_names(model))), name)
         longest = models.longest_input(model.config, tokenizer, data.max_length)

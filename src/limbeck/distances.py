@@ -3,10 +3,11 @@
 A distance knows nothing of layers, masks or batches. To add one, write it here and name it in the table.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor
 
 
@@ -41,21 +42,23 @@ def soft_ce(student: Tensor, teacher: Tensor) -> Tensor:
 
 
 DISTANCES = {f.__name__: f for f in (mse, unit_mse, unit_sq, cosine, kl, soft_ce)}
+OF_DISTRIBUTIONS = (kl, soft_ce)  # these need rows that are distributions
 
 
 # Predictions: the same distances, between logits. They work on log-probabilities, which do not underflow.
 
+Temperature = Annotated[float, Field(gt=0)]
 Scale = float | Literal["T2"]  # T² is read as T2
 
 
-def logits_kl(student: Tensor, teacher: Tensor, *, temperature: float = 1.0, scale: Scale = 1.0) -> Tensor:
+def logits_kl(student: Tensor, teacher: Tensor, *, temperature: Temperature = 1.0, scale: Scale = 1.0) -> Tensor:
     """KL(teacher ‖ student) of the softened predictions. `scale=T²` keeps gradients alike across temperatures."""
     log_t = F.log_softmax(teacher / temperature, -1)
     divergence = (log_t.exp() * (log_t - F.log_softmax(student / temperature, -1))).sum(-1)
     return _factor(scale, temperature) * divergence
 
 
-def logits_soft_ce(student: Tensor, teacher: Tensor, *, temperature: float = 1.0, scale: Scale = 1.0) -> Tensor:
+def logits_soft_ce(student: Tensor, teacher: Tensor, *, temperature: Temperature = 1.0, scale: Scale = 1.0) -> Tensor:
     """Cross-entropy of the softened predictions: the gradient of `kl`, without the teacher's entropy."""
     targets = F.softmax(teacher / temperature, -1)
     return -_factor(scale, temperature) * (targets * F.log_softmax(student / temperature, -1)).sum(-1)

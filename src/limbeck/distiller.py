@@ -78,6 +78,12 @@ class Distiller(nn.Module):
         """What answers for the teacher; None where no objective reads it."""
         return self._teacher[0] if self._teacher else None
 
+    def _apply(self, fn: Any, recurse: bool = True) -> "Distiller":
+        """Move the teacher too when the module is moved, though it is not registered."""
+        for live in self._teacher:
+            live.model._apply(fn)
+        return super()._apply(fn, recurse)
+
     def reads(self) -> set[Read]:
         """Every site some objective reads."""
         return {read for objective in self.terms.values() for read in objective.reads()}

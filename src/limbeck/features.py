@@ -5,11 +5,13 @@ Padding is masked here, once: no distance and no objective ever meets a padded p
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import Annotated, NamedTuple, TypeVar
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
+Heads = Annotated[int, Field(gt=0)] | None
 LOGITS = -1  # the "layer" of predictions, which come after every block
 
 
@@ -44,11 +46,15 @@ class Seen:
 Feature = TypeVar("Feature", bound=Callable[..., Rows])
 
 
-def seen_at(site: str, *, fixed: int | None = None, width: str | None = None) -> Callable[[Feature], Feature]:
-    """Say where a feature looks, the one layer it has (`fixed`), and which of a model's sizes D is."""
+def seen_at(
+    site: str, *, fixed: int | None = None, width: str | None = None, distribution: bool = False
+) -> Callable[[Feature], Feature]:
+    """Say where a feature looks, the one layer it has (`fixed`), which of a model's sizes D is, and whether its rows
+    are distributions."""
 
     def mark(function: Feature) -> Feature:
-        function.site, function.fixed, function.width = site, fixed, width  # type: ignore[attr-defined]
+        function.site, function.fixed = site, fixed  # type: ignore[attr-defined]
+        function.width, function.distribution = width, distribution  # type: ignore[attr-defined]
         return function
 
     return mark
@@ -88,15 +94,15 @@ def logits(seen: Seen, layer: int) -> Rows:
 
 
 @seen_at("attention")
-def scores(seen: Seen, layer: int, *, heads: int | None = None) -> Rows:
+def scores(seen: Seen, layer: int, *, heads: Heads = None) -> Rows:
     """Attention before the softmax; each valid (head, query, key) is a row of one number."""
     values = _scores(seen.attention[layer], heads)
     valid = seen.mask[:, None, :, None] & seen.mask[:, None, None, :]
     return Rows(values.masked_fill(~valid, 0.0).unsqueeze(-1), valid.expand_as(values))
 
 
-@seen_at("attention")
-def attention(seen: Seen, layer: int, *, heads: int | None = None) -> Rows:
+@seen_at("attention", distribution=True)
+def attention(seen: Seen, layer: int, *, heads: Heads = None) -> Rows:
     """Attention maps: for each head and query, a distribution over the keys."""
     return _distributions(_scores(seen.attention[layer], heads), seen.mask)
 
@@ -106,20 +112,20 @@ def _relation(seen: Seen, layer: int, part: str, heads: int | None) -> Rows:
     return _distributions(states @ states.transpose(-1, -2) * states.shape[-1] ** -0.5, seen.mask)
 
 
-@seen_at("attention")
-def value_relation(seen: Seen, layer: int, *, heads: int | None = None) -> Rows:
+@seen_at("attention", distribution=True)
+def value_relation(seen: Seen, layer: int, *, heads: Heads = None) -> Rows:
     """How the values of the tokens relate: softmax(v·vᵀ/√d) (MiniLM)."""
     return _relation(seen, layer, "value", heads)
 
 
-@seen_at("attention")
-def query_relation(seen: Seen, layer: int, *, heads: int | None = None) -> Rows:
+@seen_at("attention", distribution=True)
+def query_relation(seen: Seen, layer: int, *, heads: Heads = None) -> Rows:
     """How the queries relate (MiniLMv2)."""
     return _relation(seen, layer, "query", heads)
 
 
-@seen_at("attention")
-def key_relation(seen: Seen, layer: int, *, heads: int | None = None) -> Rows:
+@seen_at("attention", distribution=True)
+def key_relation(seen: Seen, layer: int, *, heads: Heads = None) -> Rows:
     """How the keys relate (MiniLMv2)."""
     return _relation(seen, layer, "key", heads)
 
@@ -170,5 +176,7 @@ def _scores(at: Attention, heads: int | None) -> Tensor:
 
 def _distributions(scores: Tensor, mask: Tensor) -> Rows:
     allowed = mask[:, None, None, :]
-    maps = scores.masked_fill(~allowed, float("-inf")).softmax(-1)
+    # Not -inf: an example with no token at all would be NaN, and stay NaN whatever its weight.
+    lowest = torch.finfo(scores.dtype).min
+    maps = scores.masked_fill(~allowed, lowest).softmax(-1).masked_fill(~allowed, 0.0)
     return Rows(maps, mask[:, None, :].expand(maps.shape[:-1]))

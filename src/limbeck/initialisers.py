@@ -110,6 +110,8 @@ def _config(source: PreTrainedModel, depth: int | None, width: int | None, label
     config = copy.deepcopy(source.config)
     for name, value in labels.items():
         setattr(config, name, value)
+    if depth is not None and depth < 1:
+        raise LimbeckError(f"--layers {depth}: a student has at least one layer.")
     if depth is not None:
         config.num_hidden_layers = depth
     if width is not None and width != config.hidden_size:

@@ -61,7 +61,11 @@ def load_model(name: str, task: Task | None = None) -> PreTrainedModel:
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """The tokenizer beside a model."""
-    return _loaded(name, lambda place: AutoTokenizer.from_pretrained(place))
+    tokenizer = _loaded(name, lambda place: AutoTokenizer.from_pretrained(place))
+    # Without its files, transformers makes one that knows no word: every text would be a row of unknowns.
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):
+        raise LimbeckError(f'"{name}" has no tokenizer beside it. Save one there: tokenizer.save_pretrained("{name}").')
+    return tokenizer
 
 
 def label_options(task: Task) -> dict:
@@ -75,6 +79,15 @@ def label_options(task: Task) -> dict:
 def label_names(model: PreTrainedModel) -> list[str]:
     """The names of a model's classes, in order."""
     return [name for _, name in sorted((int(i), name) for i, name in (model.config.id2label or {}).items())]
+
+
+def check_kind(model: PreTrainedModel, task: Task, owner: str) -> None:
+    """A model of scores for a regression task, one of classes for a classification task."""
+    if (model.config.num_labels == 1) != (task.kind == "regression"):
+        predicts = "a score" if model.config.num_labels == 1 else f"{model.config.num_labels} classes"
+        raise LimbeckError(
+            f"{owner} predicts {predicts}, and {task.name} is a {task.kind} task. Give a model fine-tuned on this task."
+        )
 
 
 def adopt_labels(model: PreTrainedModel, task: Task, owner: str) -> None:

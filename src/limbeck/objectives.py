@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from limbeck.aligners import ALIGNERS, NoAligner
 from limbeck.architectures import Shape
-from limbeck.distances import DISTANCES, PREDICTIONS, logits_mse
+from limbeck.distances import DISTANCES, OF_DISTRIBUTIONS, PREDICTIONS, logits_mse
 from limbeck.errors import LimbeckError, did_you_mean
 from limbeck.features import FEATURES, LOGITS
 from limbeck.mappings import MAPPINGS, Layers
@@ -69,6 +69,7 @@ class Objective(nn.Module):
         except ValueError:
             self.schedule = bind(parse(weight), WEIGHTS, "weight")
         self.register_buffer("scale", torch.tensor(0.0), persistent=False)
+        self._weight_now = 0.0
 
     @property
     def idle(self) -> bool:
@@ -77,7 +78,10 @@ class Objective(nn.Module):
 
     def at(self, moment: Moment) -> None:
         """Set what changes while training: weight, draw. In place, so that a captured step sees it."""
-        self.scale.fill_(self.schedule(moment.progress))
+        weight = self.schedule(moment.progress)
+        if weight != self._weight_now:  # nothing is sent to the device that is there already
+            self._weight_now = weight
+            self.scale.fill_(weight)
 
     def bind(self, models: Models, named: Mapping[str, "NamedAligner"]) -> None:
         """Settle everything that depends on the models."""
@@ -186,6 +190,11 @@ class Match(Objective):
         if not hasattr(self.feature, "site"):
             raise LimbeckError(f'feature "{self.call.name}" does not say where it looks: mark it with @seen_at(…).')
         self.distance = bind(parse(distance), DISTANCES, "distance")
+        if self.distance.func in OF_DISTRIBUTIONS and not self.feature.distribution:
+            raise LimbeckError(
+                f'distance "{parse(distance)}" compares distributions, and {self.call} gives vectors. '
+                "Use mse, unit_mse, unit_sq or cosine; kl and soft_ce go with attention and the relations."
+            )
         if reduce not in ("sum_layers", "mean_layers"):
             raise LimbeckError(f'there is no reduction "{reduce}". Allowed: sum_layers, mean_layers.')
         self.mean = reduce == "mean_layers"
@@ -207,6 +216,7 @@ class Match(Objective):
         self._check_layers(student, teacher)
         start = self.layers.draw(0, 0, 0) if self.layers.draw else list(range(len(self.layers.student)))
         self.register_buffer("draw", torch.tensor(start), persistent=False)
+        self._drawn_now = start
         self._settle_heads(student, teacher)
         count = len(self.layers.student)
         if self.feature.width is None:
@@ -261,7 +271,9 @@ class Match(Objective):
         super().at(moment)
         if self.layers.draw:
             drawn = self.layers.draw(moment.seed, moment.stage, moment.epoch)
-            self.draw.copy_(torch.tensor(drawn))
+            if drawn != self._drawn_now:
+                self._drawn_now = drawn
+                self.draw.copy_(torch.tensor(drawn))
 
     def pairs(self) -> list[tuple[int, int]]:
         """The layer pairs compared now, student first."""
@@ -288,7 +300,7 @@ class Match(Objective):
 def per_example(distances: Tensor, mask: Tensor) -> Tensor:
     """The mean over each example's valid rows: `(batch, …)` → `(batch,)`. The one place where rows are reduced."""
     rows, valid = distances.reshape(len(distances), -1), mask.reshape(len(mask), -1)
-    return (rows * valid).sum(1) / valid.sum(1).clamp_min(1)
+    return torch.where(valid, rows, 0.0).sum(1) / valid.sum(1).clamp_min(1)
 
 
 OBJECTIVES: dict[str, type[Objective]] = {"labels": Labels, "logits": Logits, "match": Match}

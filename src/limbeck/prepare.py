@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,7 @@ class Prepared:
     longest: int
     frozen: set[str]
     notes: list[str]
+    unreached: dict[int, list[str]] = field(default_factory=dict)  # by stage, once looked for
 
     @property
     def stages(self) -> list[Stage]:
@@ -75,14 +76,19 @@ class Prepared:
         distiller, stage = self.distillers[index], self.stages[index]
         for name, parameter in distiller.named_parameters():
             parameter.requires_grad_(self._wanted(name, distiller, stage))
-        return freeze_unreached(distiller, self.probe())
+        if index not in self.unreached:
+            self.unreached[index] = find_unreached(distiller, self.probe())
+        for name in self.unreached[index]:
+            distiller.get_parameter(name).requires_grad_(False)
+        return self.unreached[index]
 
     def _wanted(self, name: str, distiller: Distiller, stage: Stage) -> bool:
         if name.startswith("student."):
             return "student" in stage.train and name.removeprefix("student.") not in self.frozen
+        if "aligners" in stage.train:
+            return True
         aligner = getattr(distiller.terms[name.split(".")[1]], "align", None)
-        owner = aligner.name if aligner is not None and aligner.name in self.aligners else "aligners"
-        return owner in stage.train
+        return aligner is not None and aligner.name in self.aligners and aligner.name in stage.train
 
     def probe(self) -> dict[str, torch.Tensor]:
         """Two short examples, to see what a forward does."""
@@ -169,14 +175,13 @@ def prepare(asked: Request) -> Prepared:
     )
 
 
-def freeze_unreached(distiller: Distiller, batch: dict[str, torch.Tensor]) -> list[str]:
-    """Freeze the parameters no objective reaches, and name them; an objective that reaches none is an error."""
-    device = next(distiller.parameters()).device
+def find_unreached(distiller: Distiller, batch: dict[str, torch.Tensor]) -> list[str]:
+    """The parameters that would train and no objective reaches; an objective that reaches none is an error."""
     trained = {name: p for name, p in distiller.named_parameters() if p.requires_grad}
     if not trained:
         raise LimbeckError("nothing trains: the stage's train list, or a frozen start, leaves no parameter.")
     training = distiller.training
-    parts = distiller.eval()(**{k: v.to(device) for k, v in batch.items()}).parts
+    parts = distiller.eval()(**batch).parts
     distiller.train(training)
     reached: set[str] = set()
     for name, part in parts.items():
@@ -192,10 +197,7 @@ def freeze_unreached(distiller: Distiller, batch: dict[str, torch.Tensor]) -> li
                 "let what it reads train (the stage's train list, init without frozen=true)."
             )
         reached |= found
-    unreached = [name for name in trained if name not in reached]
-    for name in unreached:
-        trained[name].requires_grad_(False)
-    return unreached
+    return [name for name in trained if name not in reached]
 
 
 def fingerprint(*splits: Encoded) -> str:
@@ -219,7 +221,7 @@ def _models_agree(
 ) -> tuple[Corpus, PreTrainedModel]:
     """Labels in the teacher's order, one vocabulary; the model the student is made from."""
     if teacher is not None:
-        _check_kind(teacher, corpus.task, f"teacher {asked.teacher}")
+        models.check_kind(teacher, corpus.task, f"teacher {asked.teacher}")
         corpus, said = align(corpus, dict(enumerate(models.label_names(teacher))), f"teacher {asked.teacher}")
         notes.append(said)
         if asked.student is None:
@@ -238,15 +240,6 @@ def _training(corpus: Corpus) -> Split:
     if corpus.train is None:
         raise LimbeckError("there is nothing to train on: give --train FILE, or --task NAME --data FOLDER.")
     return corpus.train
-
-
-def _check_kind(model: PreTrainedModel, task: Task, owner: str) -> None:
-    if (model.config.num_labels == 1) != (task.kind == "regression"):
-        predicts = "a score" if model.config.num_labels == 1 else f"{model.config.num_labels} classes"
-        raise LimbeckError(
-            f"{owner} predicts {predicts}, and {task.name} is a {task.kind} task. "
-            "Give a teacher fine-tuned on this task."
-        )
 
 
 def _check_depths(student: PreTrainedModel, teacher: PreTrainedModel | None) -> None:

@@ -162,6 +162,9 @@ def _call_faults(data: Mapping[str, Any]) -> Iterable[str]:
     starts = data.get("init") if isinstance(data.get("init"), list) else []
     checks += [("init", lambda call=call: bind(parse(call), INITIALISERS, "start")) for call in starts or []]
     stages = data.get("stages") if isinstance(data.get("stages"), list) else []
+    names = [stage.get("name") for stage in stages or [] if isinstance(stage, dict)]
+    for name in sorted({str(name) for name in names if names.count(name) > 1}):
+        yield f'stages: two are named "{name}". Names must differ, since --set goes by them.'
     for stage in stages or []:
         if not isinstance(stage, dict):
             continue

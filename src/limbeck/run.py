@@ -140,10 +140,11 @@ def execute(
 
 
 def _train(prepared: Prepared, folder: RunFolder, accelerator, display: Display, pace: Pace) -> State:
-    student, device = prepared.student.to(accelerator.device), accelerator.device  # type: ignore[arg-type]
-    for module in (prepared.teacher, *prepared.distillers):
-        if module is not None:
-            module.to(device)  # type: ignore[arg-type]
+    student = prepared.student.to(accelerator.device)  # type: ignore[arg-type]
+    for distiller in prepared.distillers:
+        if distiller.teacher is not None and accelerator.mixed_precision == "bf16":
+            distiller.teacher.lighten(torch.bfloat16)
+        distiller.to(accelerator.device)
     aligners = {f"aligners.{n}": a.module for n, a in prepared.aligners.items() if a.module is not None}
     selected = next(iter(prepared.evals.values()), None)
 
@@ -200,15 +201,15 @@ def _score(prepared: Prepared, state: State, device: torch.device, seconds: floa
     names = list(prepared.evals)
     split = "test" if "test" in names and prepared.evals["test"].labels is not None else (names or [None])[0]
     models = {"teacher": prepared.teacher, "student": prepared.student}
-    present = {name: model for name, model in models.items() if model is not None}
+    present = {name: model.to(device) for name, model in models.items() if model is not None}  # type: ignore[arg-type]
     scored = {
         place: {who: evaluation.evaluate(model, data, task) for who, model in present.items()}
         for place, data in prepared.evals.items()
         if data.labels is not None
     }
     here = scored.get(split, {}) if split else {}
-    metric = task.metrics[0]
-    teacher, student = (here.get(who, {}).get(metric) for who in ("teacher", "student"))
+    metric = task.metrics[0] if task.metrics else None  # files without labels
+    teacher, student = (here.get(who, {}).get(metric or "") for who in ("teacher", "student"))
     batch = efficiency.typical_batch(prepared.train)
     return {
         "task": task.name,
@@ -299,9 +300,9 @@ def environment() -> dict[str, Any]:
 
 
 def _check_folder(folder: RunFolder, resume: bool) -> None:
-    if not folder.path.exists() or not any(folder.path.iterdir()):
+    if not folder.path.exists() or (folder.path.is_dir() and not any(folder.path.iterdir())):
         return
-    if not folder.path.is_dir() or not folder.request.exists():
+    if not folder.request.exists():
         raise LimbeckError(f'--out "{folder.path}" holds something that is no run. Give an empty or new folder.')
     if not resume:
         raise LimbeckError(

@@ -7,6 +7,7 @@ A call string is the one way a recipe names an ingredient: `mse`, `kl(temperatur
 import ast
 import importlib
 import inspect
+import math
 import re
 import unicodedata
 from collections.abc import Callable, Mapping
@@ -73,14 +74,15 @@ def number(value: Any) -> float | int:
     """A number, or a fraction written `a/b`."""
     if isinstance(value, bool):
         raise ValueError("not a number")
-    if isinstance(value, int | float):
-        return value
-    top, slash, bottom = str(value).partition("/")
-    if slash and float(bottom) == 0:
-        raise ValueError("a fraction of nothing")
-    if slash:
-        return float(top) / float(bottom)
-    return int(top) if top.strip().lstrip("-").isdigit() else float(top)
+    if isinstance(value, str):
+        top, slash, bottom = value.partition("/")
+        if slash and float(bottom) == 0:
+            raise ValueError("a fraction of nothing")
+        whole = top.strip().lstrip("-").isdigit()
+        value = float(top) / float(bottom) if slash else int(top) if whole else float(top)
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError("not a finite number")
+    return value
 
 
 def literal(text: str) -> Any:

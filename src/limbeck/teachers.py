@@ -1,9 +1,10 @@
 """The teacher: a frozen model that answers with the features somebody reads."""
 
+import copy
 from collections.abc import Iterable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from limbeck.taps import Features, Site, Tap
@@ -21,7 +22,13 @@ class Live:
         """The features read, for this batch."""
         return self.tap(**batch)
 
-    def to(self, device: torch.device | str) -> "Live":
-        """Move the model."""
-        self.model.to(device)  # type: ignore[arg-type]
-        return self
+    def lighten(self, dtype: torch.dtype) -> None:
+        """Hold matrices in `dtype`: what autocast to it would make of them at every step.
+
+        It holds a copy; the model that was given stays as it is.
+        """
+        self.model = copy.deepcopy(self.model)
+        for module in self.model.modules():
+            if isinstance(module, nn.Linear):
+                module.to(dtype)
+        self.tap = Tap(self.model, self.tap.sites)

@@ -1,12 +1,15 @@
 """Every example exactly once an epoch, and draws that follow from seed, stage and epoch alone."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 import torch
 
 import limbeck
+from limbeck.data import plan
 from limbeck.data.encoding import Encoded
 from limbeck.engine import loop as loop_module
 from limbeck.engine.checkpoints import State
@@ -18,29 +21,24 @@ from tests import toy
 EPOCHS = 3
 
 
-class Recorder:
-    """Stands where the optimiser's step does, and writes down the examples it is given."""
+class NoStep:
+    """Stands where the optimiser's step does, and moves nothing."""
 
-    def __init__(self, *_):
-        self.batches: list[list[int]] = []
-        self.optimizer = None
+    captures = optimizer = None
+    stage = nullcontext
 
-    def __call__(self, pieces, examples, lr):
-        ids = [int(i) for piece in pieces for i in piece["id"][piece["weight"] > 0]]
-        assert all((piece["id"] == -1).equal(piece["weight"] == 0) for piece in pieces)
-        assert len({tuple(piece["input_ids"].shape) for piece in pieces}) == 1
-        self.batches.append(ids)
-        self.counts = [*getattr(self, "counts", []), examples]
-        return {"loss": torch.tensor(0.0)}
+    def __init__(self, *_, **__):
+        pass
 
-    def mean_over_processes(self, parts):
+    def __call__(self, *_, **__):
+        pass
+
+    def read(self):
         return {"loss": 0.0}
 
 
 def seen(size, batch, world, micro, monkeypatch, tmp_path, seed=42):
-    """What every rank's loop hands to its step, and how many examples it says the batch has."""
-    monkeypatch.setattr(loop_module, "Step", Recorder)
-    stage = Stage("only", {}, epochs=EPOCHS, batch=batch)
+    """For every rank and step, the micro-batches of example ids the loop hands out; -1 fills."""
     lengths = np.random.default_rng(0).integers(3, 30, size)
     data = Encoded(
         {"input_ids": np.arange(lengths.sum(), dtype=np.int32)},
@@ -49,21 +47,31 @@ def seen(size, batch, world, micro, monkeypatch, tmp_path, seed=42):
         {"input_ids": 0},
     )
     ranks = []
-    for rank in range(world):
-        made = []
-        monkeypatch.setattr(loop_module, "Step", lambda *_, made=made: made.append(Recorder()) or made[-1])
-        accelerator = SimpleNamespace(
-            num_processes=world, process_index=rank, device=torch.device("cpu"), is_main_process=True, trackers=[]
-        )
-        quiet = SimpleNamespace(start=lambda *_: None, step=lambda *_: None, stop=lambda: None, say=lambda *_: None)
-        folder = SimpleNamespace(checkpoints=tmp_path, log=lambda *_: None, logged=lambda: 0, metrics="")
-        distiller = SimpleNamespace(to=lambda device: None, objectives=None, at=lambda *_: None, student=None)
-        pace = limbeck.Pace(micro_batch=micro)
-        loop = Loop(accelerator, folder, quiet, data, 32, seed, pace, dict, {})
-        monkeypatch.setattr(loop_module, "broadcast_object_list", lambda *_: None)
-        loop.run(distiller, stage, State(), "last", None)
-        ranks.append(made[0])
+    with monkeypatch.context() as patch:
+        patch.setattr(loop_module, "Step", NoStep)
+        patch.setattr(loop_module, "broadcast_object_list", lambda *_: None)
+        for rank in range(world):
+            handed = []
+
+            def share(*asked, handed=handed):
+                handed.append(plan.share(*asked))
+                return handed[-1]
+
+            patch.setattr(loop_module, "share", share)
+            accelerator = SimpleNamespace(
+                num_processes=world, process_index=rank, device=torch.device("cpu"), is_main_process=True, trackers=[]
+            )
+            folder = MagicMock(checkpoints=tmp_path)
+            loop = Loop(
+                accelerator, folder, MagicMock(), data, 32, seed, limbeck.Pace(micro_batch=micro), dict, modules={}
+            )
+            loop.run(MagicMock(), Stage("only", {}, epochs=EPOCHS, batch=batch), State(), "last", None)
+            ranks.append(handed)
     return ranks
+
+
+def real(pieces):
+    return [int(i) for piece in pieces for i in piece if i != plan.FILL]
 
 
 WORLDS = [(world, micro) for world in (1, 2, 3, 5) for micro in (None, 1, 4, 5, 16)]
@@ -74,39 +82,33 @@ WORLDS = [(world, micro) for world in (1, 2, 3, 5) for micro in (None, 1, 4, 5, 
 def test_every_example_once_an_epoch(size, world, micro, monkeypatch, tmp_path):
     ranks = seen(size, 16, world, micro, monkeypatch, tmp_path)
     steps = -(-size // 16)
-    assert {len(rank.batches) for rank in ranks} == {EPOCHS * steps}
+    assert {len(rank) for rank in ranks} == {EPOCHS * steps}
     for epoch in range(EPOCHS):
         part = slice(epoch * steps, (epoch + 1) * steps)
-        ids = sorted(i for rank in ranks for batch in rank.batches[part] for i in batch)
+        ids = sorted(i for rank in ranks for pieces in rank[part] for i in real(pieces))
         assert ids == list(range(size))
 
 
 @pytest.mark.parametrize(("world", "micro"), WORLDS)
 def test_the_batches_are_the_same_whoever_takes_them(world, micro, monkeypatch, tmp_path):
-    alone = seen(70, 16, 1, None, monkeypatch, tmp_path)[0]
+    alone = [sorted(real(pieces)) for pieces in seen(70, 16, 1, None, monkeypatch, tmp_path)[0]]
     ranks = seen(70, 16, world, micro, monkeypatch, tmp_path)
-    together = [sorted(i for rank in ranks for i in rank.batches[step]) for step in range(len(alone.batches))]
-    assert together == [sorted(batch) for batch in alone.batches]
-    assert all(rank.counts == alone.counts == [len(batch) for batch in alone.batches] for rank in ranks)
+    assert [sorted(i for rank in ranks for i in real(rank[step])) for step in range(len(alone))] == alone
+
+
+@pytest.mark.parametrize(("world", "micro"), WORLDS)
+def test_micro_batches_are_of_one_size_and_no_larger_than_asked(world, micro, monkeypatch, tmp_path):
+    ranks = seen(70, 16, world, micro, monkeypatch, tmp_path)
+    sizes = {len(piece) for rank in ranks for pieces in rank for piece in pieces}
+    assert len(sizes) == 1
+    assert sizes.pop() <= (micro or -(-16 // world))
 
 
 def test_order_changes_with_epoch_and_seed(monkeypatch, tmp_path):
-    first = seen(64, 16, 1, None, monkeypatch, tmp_path)[0].batches
-    assert first == seen(64, 16, 1, None, monkeypatch, tmp_path)[0].batches
-    assert first != seen(64, 16, 1, None, monkeypatch, tmp_path, seed=43)[0].batches
+    first = [real(pieces) for pieces in seen(64, 16, 1, None, monkeypatch, tmp_path)[0]]
+    assert first == [real(pieces) for pieces in seen(64, 16, 1, None, monkeypatch, tmp_path)[0]]
+    assert first != [real(pieces) for pieces in seen(64, 16, 1, None, monkeypatch, tmp_path, seed=43)[0]]
     assert first[:4] != first[4:8] != first[8:]
-
-
-def test_a_micro_batch_is_no_larger_than_asked(monkeypatch, tmp_path):
-    sizes = []
-    real = Recorder.__call__
-    monkeypatch.setattr(
-        Recorder, "__call__", lambda self, pieces, *a: sizes.extend(len(p["id"]) for p in pieces) or real(self, pieces, *a)
-    )
-    for world, micro in WORLDS:
-        sizes.clear()
-        seen(70, 16, world, micro, monkeypatch, tmp_path)
-        assert max(sizes) <= (micro or -(-16 // world))
 
 
 def draws(out, monkeypatch, **asked):

@@ -16,10 +16,12 @@ from safetensors.torch import load_file
 import limbeck
 from limbeck import LimbeckError, efficiency
 from limbeck import run as run_module
+from limbeck.data.spec import DataSpec
 from limbeck.engine import checkpoints as checkpoints_module
 from limbeck.engine.checkpoints import Checkpoints
 from limbeck.engine.loop import Loop
 from limbeck.folder import RunFolder
+from limbeck.prepare import prepare, request
 from tests import toy
 
 # Two stages; an aligner that lives across them, and one that belongs to the second.
@@ -203,14 +205,43 @@ def test_killed_between_checkpoints(recipe, uninterrupted, tmp_path, monkeypatch
     assert_same(tmp_path / "run", uninterrupted)
 
 
-def test_dropout_is_on_and_aligners_live_on(recipe, uninterrupted, tmp_path):
+def test_dropout_is_on_and_named_aligners_train_on(recipe, uninterrupted, tmp_path, monkeypatch):
     """The equality above would be cheap without them."""
     start(recipe, tmp_path / "dry", teacher=toy.teacher("bert", dropout=0.0))
     assert toy.losses(tmp_path / "dry")[0]["loss"] != toy.losses(uninterrupted)[0]["loss"]
-    # Fresh maps would bring the first loss back up in the second stage.
-    states = [line["states"] for line in toy.losses(uninterrupted)]
-    first_of_second = states[4 * EPOCH]
-    assert abs(first_of_second - states[4 * EPOCH - 1]) < abs(states[0] - states[4 * EPOCH - 1]) / 4
+    fuse = Fuse(monkeypatch)
+    fuse.is_new = lambda at: (fuse.stage, at) == ("predictions", "before run")
+    with pytest.raises(Killed):
+        start(recipe, tmp_path / "run")
+    between = load_file(tmp_path / "run" / "checkpoints" / "001-00000000" / "weights.safetensors")
+    after = load_file(uninterrupted / "aligners.safetensors")
+    drawn = prepared(recipe).aligners["bridge"].module.state_dict()
+    for name, weight in drawn.items():
+        assert not torch.allclose(between[f"aligners.bridge.{name}"], weight, atol=1e-4)
+        assert not torch.allclose(after[f"states.aligner.{name}"], between[f"aligners.bridge.{name}"], atol=1e-4)
+        assert torch.equal(after[f"states.aligner.{name}"], after[f"starts.aligner.{name}"])
+
+
+def prepared(recipe):
+    data = DataSpec(**toy.data(EXAMPLES, 16))
+    return prepare(request(str(recipe), data, teacher=toy.teacher("bert", dropout=0.1), layers=2))
+
+
+@pytest.mark.parametrize(
+    ("train", "moving"),
+    [("[student, aligners]", {"bridge", "means"}), ("[student, bridge]", {"bridge"}), ("[student]", set())],
+)
+def test_what_trains(recipe, train, moving):
+    asked = request(
+        str(recipe), DataSpec(**toy.data(EXAMPLES, 16)), overrides=[f"stages.*.train={train}"],
+        teacher=toy.teacher("bert"), layers=2,
+    )  # fmt: skip
+    ready = prepare(asked)
+    ready.set_trained(1)
+    terms = ready.distillers[1].terms
+    found = {"bridge": terms["states"], "means": terms["means"]}
+    assert {name for name, term in found.items() if all(p.requires_grad for p in term.parameters())} == moving
+    assert {name for name, term in found.items() if any(p.requires_grad for p in term.parameters())} == moving
 
 
 @pytest.mark.slow
@@ -251,7 +282,9 @@ def test_nothing_there_starts(recipe, uninterrupted, tmp_path):
 
 def test_finished_says_so_and_changes_nothing(recipe, uninterrupted, capsys):
     def contents():
-        return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in uninterrupted.rglob("*") if path.is_file()}
+        return {
+            path: (path.stat().st_mtime_ns, path.read_bytes()) for path in uninterrupted.rglob("*") if path.is_file()
+        }
 
     before = contents()
     again = limbeck.distill(

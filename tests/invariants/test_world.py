@@ -22,7 +22,9 @@ def test_one_process_is_a_world(monkeypatch):
 
 
 def test_a_seed_tells_its_parts_apart():
-    parts = [(seed, stage, step, rank) for seed in range(4) for stage in range(3) for step in range(50) for rank in range(4)]
+    parts = [
+        (seed, stage, step, rank) for seed in range(4) for stage in range(3) for step in range(50) for rank in range(4)
+    ]
     assert len({world.seed_for(*part) for part in parts}) == len(parts)
     assert world.seed_for(1, 2) != world.seed_for(2, 1)
     assert world.seed_for(1) != world.seed_for(1, 0)

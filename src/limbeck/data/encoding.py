@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,8 @@ from limbeck.errors import LimbeckError
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerBase
+
+    from limbeck.data.resident import Resident
 
 # Texts a tokenizer call: its Python lists take some forty times the memory of the int32 columns they become.
 _CHUNK = 8192
@@ -38,38 +41,32 @@ class Encoded:
         """How many tokens each example has."""
         return np.diff(self.offsets)
 
-    def batch(self, ids: np.ndarray, length: int) -> dict[str, torch.Tensor]:
-        """The examples `ids`, padded on the right to `length`, with `attention_mask`, `id`, `weight` and any `labels`.
+    def on(self, device: torch.device | str) -> Resident:
+        """The same tokens on a device, from where batches need no work on the host."""
+        import torch
 
-        A FILL id stands for no example: its row repeats the tokens of another (an all-zero mask would make attention
-        divide by nothing) and has weight 0.
-        """
+        from limbeck.data.resident import Resident
+
+        def move(array: np.ndarray) -> torch.Tensor:
+            return torch.from_numpy(array).to(device)
+
+        columns = {name: move(column) for name, column in self.columns.items()}
+        return Resident(columns, move(self.offsets), None if self.labels is None else move(self.labels), self.pads)
+
+    @cached_property
+    def _here(self) -> Resident:
+        return self.on("cpu")
+
+    def batch(self, ids: np.ndarray, length: int) -> dict[str, torch.Tensor]:
+        """The examples `ids`, padded on the right to `length`: see `Resident.batch`."""
         import torch
 
         ids = np.asarray(ids, dtype=np.int64)
-        real = ids != FILL
-        rows = np.where(real, ids, self._stand_in(ids))
-        starts, sizes = self.offsets[rows], self.offsets[rows + 1] - self.offsets[rows]
+        sizes = np.where(ids != FILL, self.lengths[ids], 0)
         if sizes.max() > length:
             at = int(sizes.argmax())
-            raise ValueError(f"example {rows[at]} has {sizes[at]} tokens, more than the batch's {length}")
-        place = np.arange(length)
-        valid = place < sizes[:, None]
-        source = np.where(valid, starts[:, None] + place, 0)
-        arrays = {
-            name: np.where(valid, column[source], self.pads[name]).astype(np.int64)
-            for name, column in self.columns.items()
-        }
-        arrays["attention_mask"] = valid.astype(np.int64)
-        if self.labels is not None:
-            arrays["labels"] = self.labels[rows]
-        arrays["weight"] = real.astype(np.float32)
-        arrays["id"] = ids
-        return {name: torch.from_numpy(array) for name, array in arrays.items()}
-
-    def _stand_in(self, ids: np.ndarray) -> int:
-        # A piece of nothing but fill knows no length it fits in, except the shortest.
-        return int(ids[0]) if ids[0] != FILL else int(self.lengths.argmin())
+            raise ValueError(f"example {ids[at]} has {sizes[at]} tokens, more than the batch's {length}")
+        return self._here.batch(torch.from_numpy(ids), length)
 
 
 def encode(split: Split, tokenizer: PreTrainedTokenizerBase, columns: Iterable[str], max_length: int) -> Encoded:

@@ -1,9 +1,9 @@
 """Sentences whose label lies in their structure: data for the demo, generated, so that it needs no download.
 
-Wild and farm animals race, and the label is the side that wins: in "the rival of the hen was not beaten by the goat"
-it is wild. A reader has to work out each animal's side through its chain of friends and rivals, and who wins through
-verb, voice and negation. The two animals are always of different sides, so swapping them turns the label round and
-leaves the bag of words as it was: word counts say nothing.
+Wild and farm animals race, and the label is the side that wins: in "the rival of the hen was not beaten by the goat" it
+is wild. A reader has to work out each animal's side along its chain of friends, rivals, hunters and herders, and who
+wins from verb, voice and negation. Most races are between the sides; there, swapping the two animals turns the label
+round and leaves the bag of words as it was, so word counts say next to nothing.
 """
 
 from __future__ import annotations
@@ -12,34 +12,38 @@ import csv
 import random
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-LABELS = ("farm", "wild")
+LABELS: tuple[str, str] = ("farm", "wild")
 
-_ANIMALS = {"farm": ("hen", "goat", "duck", "pony"), "wild": ("fox", "wolf", "bear", "hawk")}
+_ANIMALS: dict[str, tuple[str, ...]] = {
+    "farm": ("hen", "goat", "duck", "pony"),
+    "wild": ("fox", "wolf", "bear", "hawk"),
+}
 _ALLIES = ("friend", "brother")
 _FOES = ("rival", "enemy")
+# Of this side whoever follows: so a chain is to be read in order, and counting its rivals is not enough.
+_KEEPER: dict[str, str] = {"farm": "herder", "wild": "hunter"}
 _ADJECTIVES = ("old", "young", "grey", "quick", "small", "brave")
 # past, participle, infinitive
 _WINNING = (("beat", "beaten", "beat"), ("outran", "outrun", "outrun"), ("passed", "passed", "pass"))
 _LOSING = (("trailed", "trailed", "trail"), ("obeyed", "obeyed", "obey"))
 
-# Simple sentences are common enough to be learnt first; without them the rest is a parity that training never enters.
-_CHAIN_LENGTHS = (0, 1, 2, 3)
-_CHAIN_WEIGHTS = (0.3, 0.35, 0.2, 0.15)
-_RELATIONS = ("ally", "foe", "fixed")
-_RELATION_WEIGHTS = (0.4, 0.35, 0.25)
-_FIXED = {"wild": "hunter", "farm": "herder"}
+_CHAIN_LENGTHS = {0: 0.30, 1: 0.35, 2: 0.20, 3: 0.15}
+_RELATIONS = {"ally": 0.40, "foe": 0.35, "keeper": 0.25}
 _ADJECTIVE = 0.15
 _LOSING_VERB = 0.15
 _PASSIVE = 0.25
 _NEGATED = 0.10
+# Races inside one side have a label that words give away. With none of them, three BERTs of four layers trained from
+# nothing stayed at chance for 3, 6 and over 10 epochs; with some, they learn from the first epoch on.
 _SAME_SIDE = 0.25
 
 Row = dict[str, str]
+T = TypeVar("T")
 
 
 def generate(seed: int = 0, train: int = 6000, dev: int = 1000) -> tuple[list[Row], list[Row]]:
@@ -110,16 +114,22 @@ def _sentence(rng: random.Random) -> tuple[str, str]:
 def _animal(rng: random.Random, side: str) -> list[str]:
     """Somebody of that side: the goat; or the friend of the rival of the old fox."""
     words = []
-    for _ in range(rng.choices(_CHAIN_LENGTHS, _CHAIN_WEIGHTS)[0]):
-        relation = rng.choices(_RELATIONS, _RELATION_WEIGHTS)[0]
-        if relation == "fixed":
-            words += ["the", _FIXED[side], "of"]
-            side = rng.choice(LABELS)
+    for _ in range(_drawn(rng, _CHAIN_LENGTHS)):
+        relation = _drawn(rng, _RELATIONS)
+        if relation == "ally":
+            words += ["the", rng.choice(_ALLIES), "of"]
+        elif relation == "foe":
+            words += ["the", rng.choice(_FOES), "of"]
+            side = _other(side)
         else:
-            words += ["the", rng.choice(_FOES if relation == "foe" else _ALLIES), "of"]
-            side = _other(side) if relation == "foe" else side
+            words += ["the", _KEEPER[side], "of"]
+            side = rng.choice(LABELS)
     adjective = [rng.choice(_ADJECTIVES)] if rng.random() < _ADJECTIVE else []
     return [*words, "the", *adjective, rng.choice(_ANIMALS[side])]
+
+
+def _drawn(rng: random.Random, weights: dict[T, float]) -> T:
+    return rng.choices(list(weights), list(weights.values()))[0]
 
 
 def _race(rng: random.Random) -> tuple[list[str], bool]:

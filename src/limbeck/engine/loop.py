@@ -17,6 +17,7 @@ from limbeck.engine.progress import Display
 from limbeck.engine.schedule import lr_factor
 from limbeck.engine.step import Step
 from limbeck.engine.world import seed_for
+from limbeck.errors import LimbeckError
 from limbeck.folder import RunFolder
 from limbeck.recipe import Stage
 
@@ -30,6 +31,13 @@ class Pace:
     micro_batch: int | None = None  # examples a process takes at once; the rest of a batch is accumulated
     log_every: int = 10  # steps
     save_every: float = 60.0  # seconds
+    eager: bool = False  # never capture a step
+
+    def __post_init__(self) -> None:
+        for name in ("micro_batch", "log_every"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise LimbeckError(f"--{name.replace('_', '-')} {value} must be 1 or more.")
 
 
 @dataclass
@@ -48,17 +56,18 @@ class Loop:
 
     def __post_init__(self) -> None:
         self.checkpoints = Checkpoints(self.folder.checkpoints)
+        self.tokens = self.data.on(self.accelerator.device)
 
     def run(self, distiller: Distiller, stage: Stage, state: State, keep: str, resumed: Checkpoint | None) -> None:
         """Train a stage from where `state` stands to its end, leaving the student it keeps."""
         epoch_steps = steps_per_epoch(len(self.data), stage.batch)
         distiller.steps = steps = total_steps(stage, len(self.data))
         modules = {**self.modules, "objectives": distiller.objectives}
-        step = Step(distiller.to(self.accelerator.device), stage, self.accelerator)
+        distiller.to(self.accelerator.device).train()
+        step = Step(distiller, stage, self.accelerator, self.tokens, eager=self.pace.eager)
         if resumed:
-            step.optimizer.zero_grad()
             resumed.load(modules)
-            resumed.load_optimizer(step.optimizer)
+            step.resume(resumed)
         began = saved = time.monotonic()
         spent_before = state.seconds[state.stage] if state.seconds else 0.0
         self.display.start(stage.name, steps, state.step)
@@ -71,23 +80,31 @@ class Loop:
                 self.checkpoints.save(state, modules, step.optimizer)
 
         try:
-            while True:
-                epoch, at = divmod(state.step, epoch_steps)
-                # A run killed between an epoch's last step and its scores has to score first.
-                if state.judged < state.step and (at == 0 or state.step == steps):
-                    self._judge(distiller, stage, state, epoch - (at == 0), keep)
-                if state.step == steps or state.stopped:
-                    break
-                batches = plan(
-                    self.data.lengths, stage.batch, seed=self.seed, stage=state.stage, epoch=epoch, longest=self.longest
-                )
-                for batch in batches[at : at + steps - state.step]:
-                    self._step(step, distiller, stage, state, epoch, batch.ids, batch.length)
-                    if self._due(saved):
-                        save()
-                        saved = time.monotonic()
+            with step.stage():
+                while True:
+                    epoch, at = divmod(state.step, epoch_steps)
+                    # A run killed between an epoch's last step and its scores has to score first.
+                    if state.judged < state.step and (at == 0 or state.step == steps):
+                        self._judge(distiller, stage, state, epoch - (at == 0), keep)
+                    if state.step == steps or state.stopped:
+                        break
+                    batches = plan(
+                        self.data.lengths,
+                        stage.batch,
+                        seed=self.seed,
+                        stage=state.stage,
+                        epoch=epoch,
+                        longest=self.longest,
+                    )
+                    for batch in batches[at : at + steps - state.step]:
+                        self._step(step, distiller, stage, state, epoch, batch.ids, batch.length)
+                        if self._due(saved):
+                            save()
+                            saved = time.monotonic()
         finally:
             self.display.stop()
+        if step.captures:
+            self.display.say(f"{stage.name}  {step.captures.describe()}")
         if keep == "best" and state.best is not None:
             self.accelerator.wait_for_everyone()
             self.checkpoints.load_best(distiller.student)
@@ -99,18 +116,14 @@ class Loop:
         size = math.ceil(stage.batch / world)
         pieces = math.ceil(size / self.pace.micro_batch) if self.pace.micro_batch else 1
         rank = self.accelerator.process_index
-        # Dropout depends on seed, stage, step and rank alone, so that a resumed run needs no generator's state.
-        torch.manual_seed(seed_for(self.seed, state.stage, state.step, rank))
         distiller.at(epoch, state.step)
-        mine = [
-            {k: v.to(self.accelerator.device, non_blocking=True) for k, v in self.data.batch(piece, length).items()}
-            for piece in share(ids, rank, world, pieces)
-        ]
         lr = stage.lr * lr_factor(state.step, distiller.steps, stage.warmup, stage.schedule)
-        parts = step(mine, int((ids != FILL).sum()), lr)
+        # Dropout depends on seed, stage, step and rank alone, so that a resumed run needs no generator's state.
+        seed = seed_for(self.seed, state.stage, state.step, rank)
+        step(share(ids, rank, world, pieces), length, int((ids != FILL).sum()), lr, seed)
         state.step += 1
         if state.step % self.pace.log_every == 0 or state.step == distiller.steps:
-            values = step.mean_over_processes(parts)
+            values = step.read()
             self._log({"stage": stage.name, "epoch": epoch, "step": state.step, **values, "lr": lr}, state)
             self.display.step(state.step, {"loss": values["loss"]})
             if not math.isfinite(values["loss"]):

@@ -1,60 +1,134 @@
-"""One optimiser step: micro-batches in, parameters moved, every loss part out."""
+"""One optimiser step: example ids in, parameters moved, every loss part out.
 
-from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
+Everything a step changes or reads lives in buffers that stay where they are: ids, learning rate, count, weights, draws.
+So the same code runs eagerly (on CPU, under DDP) and as a captured CUDA graph, one a batch shape.
+"""
 
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
+
+import numpy as np
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
+from limbeck.data.resident import Resident
 from limbeck.distiller import Distiller
+from limbeck.engine.captures import Captures
+from limbeck.engine.checkpoints import Checkpoint
 from limbeck.recipe import Stage
 
 
 class Step:
     """The step of a stage, the same whether the batch is whole, in pieces, or shared by several processes."""
 
-    def __init__(self, distiller: Distiller, stage: Stage, accelerator: Accelerator) -> None:
-        self.accelerator = accelerator
-        self.stage = stage
-        self.optimizer = torch.optim.AdamW(groups(distiller, stage), lr=stage.lr, fused=True)
+    def __init__(
+        self, distiller: Distiller, stage: Stage, accelerator: Accelerator, tokens: Resident, *, eager: bool = False
+    ) -> None:
+        device = accelerator.device
+        self.accelerator, self.tokens, self.clip = accelerator, tokens, stage.clip
+        self.lr = torch.tensor(stage.lr, device=device)
+        self.count = torch.tensor(1.0, device=device)
+        self.ids: dict[int, Tensor] = {}  # a buffer a piece size
+        self.names = ["loss", *distiller.terms]
+        self.parts = torch.zeros(len(self.names), device=device)
+        cuda = device.type == "cuda"
+        self.optimizer = torch.optim.AdamW(groups(distiller, stage), lr=self.lr, fused=True, capturable=cuda)
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        self.module: nn.Module = accelerator.prepare_model(distiller)
+        alone = accelerator.num_processes == 1
+        self.module: nn.Module = distiller if alone else accelerator.prepare_model(distiller)
+        self.captures = Captures() if cuda and alone and not eager else None
+        self.stream = torch.cuda.Stream() if cuda else None
+        if self.captures:
+            prime(self.optimizer, self.lr)
 
-    def __call__(self, pieces: Sequence[dict[str, Tensor]], examples: int, lr: float) -> dict[str, Tensor]:
-        """Step on one optimiser batch of `examples`, of which `pieces` are this process's share."""
-        self.module.train()
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
+    @contextmanager
+    def stage(self) -> Iterator[None]:
+        """Where a stage runs: on CUDA, a stream of its own, since the default one cannot be captured."""
+        with torch.cuda.stream(self.stream) if self.stream else nullcontext():
+            yield
+        if self.stream:
+            torch.cuda.current_stream().wait_stream(self.stream)
+
+    def __call__(self, pieces: Sequence[np.ndarray], length: int, examples: int, lr: float, seed: int) -> None:
+        """Step on one optimiser batch of `examples`; `pieces` are the example ids of this process's share of it."""
+        self.lr.fill_(lr)
         # DDP averages gradients over processes; dividing by less makes that the sum contract 5 asks for.
-        count = torch.tensor(examples / self.accelerator.num_processes, device=self.accelerator.device)
-        parts: dict[str, Tensor] = {}
+        self.count.fill_(examples / self.accelerator.num_processes)
+        if len(pieces) == 1:
+            ids = self._load(pieces[0])
+            self._run(("whole", len(ids), length), lambda: self._whole(ids, length), seed)
+            return
+        self._run("begin", self._begin, seed)
         for i, piece in enumerate(pieces):
-            last = i == len(pieces) - 1
-            with nullcontext() if last else self.accelerator.no_sync(self.module):
-                output = self.module(**piece, count=count)
-                self.accelerator.backward(output.loss)
-            for name, part in [*output.parts.items(), ("loss", output.loss)]:
-                parts[name] = parts[name] + part.detach() if name in parts else part.detach()
-        if self.stage.clip:
-            nn.utils.clip_grad_norm_(self.parameters, self.stage.clip)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        return parts
+            ids, last = self._load(piece), i == len(pieces) - 1
+            work = partial(self._backward, ids, length, last)
+            self._run(("piece", len(ids), length), work, seed + i)
+        self._run("update", self._update, seed)
 
-    def mean_over_processes(self, parts: dict[str, Tensor]) -> dict[str, float]:
-        """The parts of the whole batch, as numbers. This waits for the device: call it when logging only."""
-        names = list(parts)
-        values = self.accelerator.reduce(torch.stack([parts[name].float() for name in names]), reduction="mean")
-        return dict(zip(names, values.tolist()))  # type: ignore[union-attr]
+    def _run(self, key: Hashable, work: Callable[[], None], seed: int) -> None:
+        torch.manual_seed(seed)
+        if self.captures:
+            self.captures.run(key, work, seed)
+        else:
+            work()
+
+    def _whole(self, ids: Tensor, length: int) -> None:
+        self.optimizer.zero_grad(set_to_none=True)  # nothing to add to: gradients are written, not accumulated
+        self.parts.zero_()
+        self._backward(ids, length, True)
+        self._update()
+
+    def _begin(self) -> None:
+        self.optimizer.zero_grad(set_to_none=False)  # gradients stay where they are: pieces add to them
+        self.parts.zero_()
+
+    def _backward(self, ids: Tensor, length: int, last: bool) -> None:
+        with nullcontext() if last else self.accelerator.no_sync(self.module):
+            with self.accelerator.autocast():
+                output = self.module(**self.tokens.batch(ids, length), count=self.count)
+            output.loss.backward()
+        self.parts.add_(torch.stack([output.loss.detach(), *(part.detach() for part in output.parts.values())]))
+
+    def _update(self) -> None:
+        if self.clip:
+            nn.utils.clip_grad_norm_(self.parameters, self.clip)
+        self.optimizer.step()
+
+    def _load(self, ids: np.ndarray) -> Tensor:
+        if len(ids) not in self.ids:
+            self.ids[len(ids)] = torch.zeros(len(ids), dtype=torch.long, device=self.accelerator.device)
+        return self.ids[len(ids)].copy_(torch.from_numpy(ids), non_blocking=True)
+
+    def read(self) -> dict[str, float]:
+        """The parts of the whole last batch, as numbers. This waits for the device: call it when logging only."""
+        values = self.accelerator.reduce(self.parts.clone(), reduction="mean")
+        return dict(zip(self.names, values.tolist()))  # type: ignore[union-attr]
+
+    def resume(self, checkpoint: Checkpoint) -> None:
+        """Bring back the optimiser, and keep the buffers that captured steps read."""
+        checkpoint.load_optimizer(self.optimizer)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.lr
 
 
 def groups(distiller: Distiller, stage: Stage) -> list[dict]:
     """Parameter groups: weights decay; biases and norms do not."""
     trained = [p for p in distiller.parameters() if p.requires_grad]
     decayed, plain = [p for p in trained if p.dim() > 1], [p for p in trained if p.dim() <= 1]
-    return _nonempty([{"params": decayed, "weight_decay": stage.weight_decay}, {"params": plain, "weight_decay": 0.0}])
+    both = [{"params": decayed, "weight_decay": stage.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    return [group for group in both if group["params"]]
 
 
-def _nonempty(groups: Iterable[dict]) -> list[dict]:
-    return [group for group in groups if group["params"]]
+def prime(optimizer: torch.optim.Optimizer, lr: Tensor) -> None:
+    """Have the optimiser make its state now, by a step that moves nothing: made while capturing, it would be made anew
+    at every replay."""
+    lr.fill_(0.0)
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    for state in optimizer.state.values():
+        state["step"].zero_()

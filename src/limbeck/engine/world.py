@@ -5,14 +5,17 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedDataParallelKwargs
+from accelerate.utils import DistributedDataParallelKwargs, LoggerType
 
-from limbeck.errors import LimbeckError
+from limbeck.errors import LimbeckError, did_you_mean
 
 
 def open_world(*, track: str | None = None, folder: Path | None = None) -> Accelerator:
     """An Accelerator that sees every process there is: bf16 on CUDA, fp32 on CPU."""
     cuda = torch.cuda.is_available()
+    known = [kind.value for kind in LoggerType if kind != LoggerType.ALL]
+    if track is not None and track not in known:
+        raise LimbeckError(f'there is no tracker "{track}".{did_you_mean(track, known)} Known: {", ".join(known)}.')
     accelerator = Accelerator(
         # Without cpu=True, torchrun on a machine without accelerator gives as many worlds of one as processes.
         cpu=not cuda,
@@ -22,6 +25,8 @@ def open_world(*, track: str | None = None, folder: Path | None = None) -> Accel
         # Buffers are schedules and anchors: functions of seed and step, equal everywhere.
         kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False)],
     )
+    if track is not None and not accelerator.log_with:
+        raise LimbeckError(f"--track {track} needs its package, which is not installed: pip install {track}")
     started = int(os.environ.get("WORLD_SIZE", "1"))
     if started != accelerator.num_processes:
         raise LimbeckError(

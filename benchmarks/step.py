@@ -1,0 +1,148 @@
+"""What a training step costs: milliseconds, examples a second, memory, and the share of the hardware's limit.
+
+    python benchmarks/step.py                                             # on CPU: small shapes, a minute
+    python benchmarks/step.py --data glue/ --lengths mrpc,sst2 --batch 8,32 --recipes finetune,kd,pkd --results FILE
+
+BERT-base 12 → 6 with random weights on CUDA; a smaller pair on CPU. Every row is timed twice, in turns with the others'
+second time, and the faster is kept. The hardware's limit is a matrix product measured in the same run.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import torch
+from workload import Workload, examples, lengths_of, teacher
+
+from limbeck.engine.world import open_world
+from limbeck.report.tables import markdown
+from limbeck.run import environment
+
+
+def main() -> None:
+    args = arguments()
+    accelerator = open_world()
+    cuda = accelerator.device.type == "cuda"
+    model = teacher() if cuda else teacher(4, 256)
+    layers = 6 if cuda else 2
+    limit = matrix_rate(accelerator.device)
+    rows = []
+    for lengths in args.lengths:
+        for batch in args.batch:
+            data = examples(lengths_of(lengths, args.data, args.steps * batch))
+            for recipe in args.recipes:
+                for mode in args.modes if cuda else ["eager"]:
+                    rows.append(
+                        timed(recipe, model, data, batch, layers, mode, accelerator)
+                        | {"lengths": lengths, "batch": batch, "recipe": recipe, "mode": mode}
+                    )
+                    flops = rows[-1].pop("flops")
+                    rows[-1]["limit_share"] = flops / (rows[-1]["ms"] / 1000) / limit
+                    print(rows[-1], flush=True)
+    table = markdown(
+        ["recipe", "lengths", "batch", "mode", "ms a step", "examples/s", "peak GiB", "share of limit"],
+        [
+            [
+                row["recipe"],
+                row["lengths"],
+                str(row["batch"]),
+                row["mode"],
+                f"{row['ms']:.2f}",
+                f"{row['examples_per_s']:.0f}",
+                f"{row['peak_gib']:.2f}",
+                f"{row['limit_share']:.1%}",
+            ]
+            for row in rows
+        ],
+    )
+    print(table)
+    if args.results:
+        machine = {k: v for k, v in environment().items() if k != "command"}
+        result = {"environment": machine, "matrix_tflops": limit / 1e12, "rows": rows}
+        Path(args.results).write_text(json.dumps(result, indent=1) + "\n", encoding="utf8")
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--recipes", type=words, default=["finetune", "kd", "pkd", "lwd", "rail-kd-l"])
+    parser.add_argument("--lengths", type=words, default=["32"], help="GLUE tasks (with --data) or numbers")
+    parser.add_argument("--batch", type=lambda text: [int(b) for b in words(text)], default=[32])
+    parser.add_argument("--modes", type=words, default=["eager", "captured"])
+    parser.add_argument("--steps", type=int, default=24, help="steps timed, of all shapes")
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--results")
+    return parser.parse_args()
+
+
+def timed(recipe, model, data, batch, layers, mode, accelerator) -> dict:
+    """One row: the better of two epochs, after two in which every shape was seen and captured."""
+    device = accelerator.device
+    start = ("init=[layers(first)]",) if recipe == "finetune" else ()
+    work = Workload(
+        recipe, model, data, batch, layers=layers, eager=mode == "eager", accelerator=accelerator, set=start
+    )
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    for warm in range(2 if device.type == "cuda" else 1):
+        work.run(warm)
+    times = []
+    for again in (0, 0):
+        wait(device)
+        began = time.perf_counter()
+        steps = work.run(again)
+        wait(device)
+        times.append((time.perf_counter() - began) / steps)
+    refused = work.step.captures.refused if work.step.captures else None
+    peak = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else 0.0
+    found = {
+        "ms": 1000 * min(times),
+        "ms_other": 1000 * max(times),
+        "examples_per_s": batch / min(times),
+        "peak_gib": peak,
+        "loss": work.step.read()["loss"],
+        "refused": refused,
+        "flops": step_flops(work, model, layers),
+    }
+    del work
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    return found
+
+
+def step_flops(work: Workload, model, layers: int) -> float:
+    """Products a step needs: the teacher's forward, and three times the student's, on the tokens there are."""
+    width = model.config.hidden_size
+    tokens = work.data.lengths.mean() * work.stage.batch
+    attention = 4 * work.data.lengths.mean() * width
+    block = 24 * width**2 + attention  # floating-point operations a token
+    above = work.distiller.teacher.tap.depth if work.distiller.teacher else 0
+    return float(tokens * block * (above + 3 * layers))
+
+
+def matrix_rate(device: torch.device, size: int = 8192) -> float:
+    """Floating-point operations a second of a large product, in the precision models run in."""
+    cuda = device.type == "cuda"
+    size = size if cuda else 1024
+    a, b = (torch.randn(size, size, device=device, dtype=torch.bfloat16 if cuda else torch.float32) for _ in "ab")
+    for _ in range(3):
+        a @ b
+    wait(device)
+    began = time.perf_counter()
+    for _ in range(10):
+        a @ b
+    wait(device)
+    return 10 * 2 * size**3 / (time.perf_counter() - began)
+
+
+def wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""A split's tokens where the model is: a batch is gathered there from example ids alone."""
+
+import torch
+from torch import Tensor
+
+from limbeck.data.plan import FILL
+
+
+class Resident:
+    """Token columns, end to end, on a device. Gathering a batch waits for nothing, so that it can be captured."""
+
+    def __init__(
+        self, columns: dict[str, Tensor], offsets: Tensor, labels: Tensor | None, pads: dict[str, int]
+    ) -> None:
+        self.columns, self.offsets, self.labels, self.pads = columns, offsets, labels, pads
+        self.shortest = offsets.diff().argmin()
+
+    def batch(self, ids: Tensor, length: int) -> dict[str, Tensor]:
+        """The examples `ids`, padded on the right to `length`, with `attention_mask`, `id`, `weight` and any `labels`.
+
+        A FILL id stands for no example: its row repeats the tokens of another (an all-zero mask would make attention
+        divide by nothing) and has weight 0.
+        """
+        real = ids != FILL
+        # A piece of nothing but fill knows no length it fits in, except the shortest.
+        stand_in = torch.where(real[0], ids[0], self.shortest)
+        rows = torch.where(real, ids, stand_in)
+        starts = self.offsets[rows]
+        sizes = self.offsets[rows + 1] - starts
+        place = torch.arange(length, device=ids.device)
+        valid = place < sizes[:, None]
+        source = torch.where(valid, starts[:, None] + place, 0)
+        batch = {
+            name: torch.where(valid, column[source].long(), self.pads[name]) for name, column in self.columns.items()
+        }
+        batch["attention_mask"] = valid.long()
+        if self.labels is not None:
+            batch["labels"] = self.labels[rows]
+        batch["weight"] = real.float()
+        batch["id"] = ids
+        return batch

@@ -1,0 +1,166 @@
+"""Every shipped recipe trains on every family; a recipe or family added later is tested without a line here."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+import limbeck
+from limbeck import architectures, efficiency, models
+from limbeck import recipe as book
+from limbeck.data.spec import DataSpec
+from limbeck.prepare import prepare, request
+from limbeck.taps import Tap
+from tests import toy
+
+FAMILIES = tuple(architectures.FAMILIES)
+RECIPES = [
+    name for base in book.shipped() for name in (base, *(f"{base}:{v}" for v in book.read(base).get("variants", {})))
+]
+
+SCORES = {
+    "task", "metric", "teacher", "student", "retention", "metrics", "splits", "split", "selected_on", "params",
+    "latency_ms", "ood", "seed", "recipe", "seconds",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def untimed():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(efficiency, "latency", lambda models, batch: dict.fromkeys(models, 1.0))
+        yield
+
+
+def train(recipe, out, family="bert", *, labels=toy.LABELS, **asked):
+    """Three steps; `finetune` has no teacher."""
+    model = toy.teacher(family, labels=labels)
+    if recipe == "finetune":
+        asked.pop("teacher", None)
+        return limbeck.finetune(
+            model, out=out, layers=2, set=["stages.*.steps=3"], quiet=True, pace=limbeck.Pace(log_every=1),
+            **asked or toy.data(),
+        )  # fmt: skip
+    return toy.distill(recipe, out, teacher=model, **asked)
+
+
+def assert_left(run, recipe):
+    """Every part of the loss is there and finite, and the run folder is whole."""
+    parts = {name for stage in book.resolve(recipe).stages for name in stage.objectives}
+    lines = toy.losses(run.folder)
+    assert [line["step"] for line in lines] == [1, 2, 3]
+    for line in lines:
+        assert set(line) == {"stage", "epoch", "step", "loss", "lr", *parts}
+        assert all(math.isfinite(value) for value in line.values() if isinstance(value, float))
+        assert all(line[name] >= 0 for name in parts)
+    scores = json.loads((run.folder / "scores.json").read_text("utf8"))
+    assert set(scores) == SCORES
+    assert scores == run.scores
+    assert scores["recipe"] == recipe
+    assert 0 <= scores["student"] <= 100 or scores["metric"] == "spearman"
+    assert (run.student / "config.json").is_file()
+    assert (run.student / "model.safetensors").is_file()
+    return scores
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_trains_on_every_family(recipe, family, tmp_path):
+    scores = assert_left(train(recipe, tmp_path / "run", family), recipe)
+    assert scores["metric"] == "accuracy"
+    assert scores["split"] == scores["selected_on"] == "dev"
+    has_teacher = recipe != "finetune"
+    assert set(scores["params"]) == set(scores["metrics"]) == ({"teacher", "student"} if has_teacher else {"student"})
+    assert (scores["teacher"] is not None) == has_teacher
+    if has_teacher:
+        assert scores["retention"] == pytest.approx(100 * scores["student"] / scores["teacher"])
+        assert scores["params"]["student"] < scores["params"]["teacher"]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_trains_on_a_score(recipe, tmp_path):
+    scores = assert_left(train(recipe, tmp_path / "run", labels=1, **toy.scores()), recipe)
+    assert scores["metric"] == "spearman"
+    assert set(scores["metrics"]["student"]) == {"spearman", "pearson"}
+    assert models.config_of(str(tmp_path / "run")).num_labels == 1
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_fixed_batch_gets_better(recipe):
+    """Draws fixed, dropout off, thirty steps."""
+    teacher = toy.teacher("bert", dropout=0.0)
+    who = {"student": teacher, "layers": 2} if recipe == "finetune" else {"teacher": teacher, "layers": 2}
+    prepared = prepare(request(recipe, DataSpec(**toy.data()), **who))
+    distiller = prepared.distillers[0]
+    prepared.set_trained(0)
+    optimizer = torch.optim.AdamW([p for p in distiller.parameters() if p.requires_grad], lr=1e-3)
+    batch = prepared.train.batch(torch.arange(16).numpy(), 64)
+    distiller.train()
+    distiller.at(0, 0)
+    history = []
+    for _ in range(30):
+        output = distiller(**batch)
+        optimizer.zero_grad()
+        output.loss.backward()
+        optimizer.step()
+        history.append(float(output.loss))
+    assert 0 < history[-1] < 0.8 * history[0]
+    assert history[-1] < history[15] < history[0]
+
+
+@pytest.mark.parametrize("recipe", ["pkd", "rail-kd-l", "lwd"])
+def test_a_narrower_student(recipe, tmp_path):
+    narrow = toy.teacher("bert", width=16, layers=2, seed=1)
+    run = toy.distill(recipe, tmp_path / "run", teacher=toy.teacher("bert"), student=narrow)
+    assert_left(run, recipe)
+    assert models.config_of(str(run.student)).hidden_size == 16
+    assert (run.folder / "aligners.safetensors").exists()
+
+
+def test_a_student_of_another_family(tmp_path, monkeypatch):
+    """A teacher that reads token types gets them, although the student and its tokenizer know nothing of them."""
+    given = []
+    real = Tap.__call__
+
+    def watch(self, **batch):
+        given.append((self.model.config.model_type, self.columns, sorted(batch)))
+        return real(self, **batch)
+
+    monkeypatch.setattr(Tap, "__call__", watch)
+    student = toy.teacher("distilbert", layers=2, seed=1)
+    pairs = toy.write_csv(
+        tmp_path / "pairs.csv",
+        ("text", "text_pair", "label"),
+        [
+            (f"the {a} beat the {b} .", f"the {b} passed the {a} .", label)
+            for label, a, b in [("farm", "hen", "fox"), ("wild", "wolf", "goat")] * 8
+        ],
+    )
+    run = toy.distill(
+        "rail-kd-l", tmp_path / "run", teacher=toy.teacher("bert"), student=student, train=pairs, eval=pairs
+    )
+    assert_left(run, "rail-kd-l")
+    assert models.config_of(str(run.student)).model_type == "distilbert"
+    assert {kind for kind, *_ in given} == {"bert", "distilbert"}
+    for kind, columns, columns_given in given:
+        assert ("token_type_ids" in columns) == (kind == "bert")
+        assert "token_type_ids" in columns_given
+
+
+def test_labels_are_not_needed_where_none_are_read(tmp_path):
+    lines = Path(toy.data()["train"]).read_text("utf8").splitlines()
+    bare = toy.write_csv(tmp_path / "bare.csv", ("text",), [(line.rpartition(",")[0],) for line in lines[1:]])
+    run = toy.distill("simkd", tmp_path / "run", teacher=toy.teacher("bert"), train=bare)
+    assert run.scores["student"] is None
+    assert set(run.scores) == SCORES
+    assert [line["step"] for line in toy.losses(run.folder)] == [1, 2, 3]
+    assert models.config_of(str(run.student)).id2label == {0: "farm", 1: "wild"}
+
+
+def test_a_test_file_is_what_counts(tmp_path):
+    run = toy.distill("kd", tmp_path / "run", teacher=toy.teacher("bert"), test=toy.data(64, 31)["eval"], **toy.data())
+    assert run.scores["split"] == "test"
+    assert run.scores["selected_on"] == "dev"
+    assert set(run.scores["splits"]) == {"dev"}
+    assert run.scores["student"] == run.scores["metrics"]["student"]["accuracy"]
