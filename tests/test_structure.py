@@ -20,7 +20,7 @@ ORDER = [
     {"spec"},
     {"features", "mappings", "aligners", "distances", "architectures", "data", "report", "recipe"},
     {"taps", "initialisers", "models", "evaluation"},
-    {"objectives", "efficiency"},
+    {"objectives", "efficiency", "cache"},
     {"teachers"},
     {"distiller"},
     {"engine"},

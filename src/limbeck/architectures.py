@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.configuration_utils import PretrainedConfig
 
 from limbeck.errors import LimbeckError
 
@@ -100,6 +101,13 @@ def inputs(model: PreTrainedModel) -> tuple[str, ...]:
     if "token_type_ids" in taken and getattr(model.config, "type_vocab_size", 0) > 1:
         columns.append("token_type_ids")
     return tuple(columns)
+
+
+def positions(config: PretrainedConfig) -> int:
+    """How many tokens a model has positions for."""
+    # These families number positions from behind the padding token.
+    offset = 2 if config.model_type in ("roberta", "xlm-roberta", "mpnet") else 0
+    return config.max_position_embeddings - offset
 
 
 def shortened(model: PreTrainedModel, depth: int) -> nn.Module:

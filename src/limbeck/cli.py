@@ -114,6 +114,9 @@ class Going:
     ] = None
     save_every: Annotated[float, _option("--save-every", "Seconds between checkpoints.", TRAINING)] = 60.0
     log_every: Annotated[int, _option("--log-every", "Steps between lines of metrics.jsonl.", TRAINING)] = 10
+    cache: Annotated[
+        str, _option("--cache", "The teacher's answers: off, auto (in memory), or a folder to keep them.", TRAINING)
+    ] = "auto"
     eager: Annotated[bool, _option("--eager", "Do not capture steps as CUDA graphs.", TRAINING)] = False
     track: Annotated[
         str | None, _option("--track", "Also log to tensorboard, wandb, … (any tracker of Accelerate).", TRAINING)
@@ -124,7 +127,7 @@ class Going:
         """As distill and finetune take them."""
         from limbeck.engine.loop import Pace
 
-        pace = Pace(self.micro_batch, self.log_every, self.save_every, self.eager)
+        pace = Pace(self.micro_batch, self.log_every, self.save_every, self.eager, self.cache)
         return {"out": self.out, "resume": self.resume, "track": self.track, "pace": pace, "quiet": self.quiet}
 
 

@@ -12,7 +12,7 @@ from limbeck import architectures
 from limbeck.errors import LimbeckError
 from limbeck.objectives import Models, Moment, NamedAligner, Objective, Read, check_name
 from limbeck.taps import Features, Tap, full_precision
-from limbeck.teachers import Live
+from limbeck.teachers import Cached, Live
 
 
 @dataclass
@@ -65,7 +65,7 @@ class Distiller(nn.Module):
         if wanted and teacher is None:
             raise LimbeckError("the objectives read a teacher, and there is none. Give --teacher.")
         # In a list, so that nn.Module does not register it.
-        self._teacher = [Live(teacher, wanted)] if teacher is not None and wanted else []
+        self._teacher: list[Live | Cached] = [Live(teacher, wanted)] if teacher is not None and wanted else []
         self.at(0, 0)
 
     @property
@@ -74,9 +74,14 @@ class Distiller(nn.Module):
         return {name: o for name, o in self.objectives.items() if isinstance(o, Objective)}
 
     @property
-    def teacher(self) -> Live | None:
+    def teacher(self) -> Live | Cached | None:
         """What answers for the teacher; None where no objective reads it."""
         return self._teacher[0] if self._teacher else None
+
+    @teacher.setter
+    def teacher(self, teacher: Live | Cached) -> None:
+        """Have another answer for it."""
+        self._teacher = [teacher]
 
     def _apply(self, fn: Any, recurse: bool = True) -> "Distiller":
         """Move the teacher too when the module is moved, though it is not registered."""

@@ -5,7 +5,7 @@ Padding is masked here, once: no distance and no objective ever meets a padded p
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, NamedTuple, TypeVar
+from typing import Annotated, Literal, NamedTuple, TypeVar
 
 import torch
 from pydantic import Field
@@ -47,45 +47,51 @@ Feature = TypeVar("Feature", bound=Callable[..., Rows])
 
 
 def seen_at(
-    site: str, *, fixed: int | None = None, width: str | None = None, distribution: bool = False
+    site: str,
+    *,
+    fixed: int | None = None,
+    width: str | None = None,
+    distribution: bool = False,
+    rows: Literal["example", "token"] | None = None,
 ) -> Callable[[Feature], Feature]:
-    """Say where a feature looks, the one layer it has (`fixed`), which of a model's sizes D is, and whether its rows
-    are distributions."""
+    """Say where a feature looks, the one layer it has (`fixed`), which of a model's sizes D is, whether its rows are
+    distributions, and whether there is one an example or one a token (then it can be cached)."""
 
     def mark(function: Feature) -> Feature:
-        function.site, function.fixed = site, fixed  # type: ignore[attr-defined]
-        function.width, function.distribution = width, distribution  # type: ignore[attr-defined]
+        marks = {"site": site, "fixed": fixed, "width": width, "distribution": distribution, "rows": rows}
+        for name, value in marks.items():
+            setattr(function, name, value)
         return function
 
     return mark
 
 
-@seen_at("hidden", width="width")
+@seen_at("hidden", width="width", rows="token")
 def hidden(seen: Seen, layer: int) -> Rows:
     """The state of every token."""
     return Rows(_exact(seen.hidden[layer]), seen.mask)
 
 
-@seen_at("hidden", width="width")
+@seen_at("hidden", width="width", rows="example")
 def cls(seen: Seen, layer: int) -> Rows:
     """The state of the first token."""
     return _one_row(_exact(seen.hidden[layer][:, 0]))
 
 
-@seen_at("hidden", width="width")
+@seen_at("hidden", width="width", rows="example")
 def mean(seen: Seen, layer: int) -> Rows:
     """The mean state of an example's tokens, padding left out."""
     mask = seen.mask.unsqueeze(-1)
     return _one_row((_exact(seen.hidden[layer]) * mask).sum(1) / mask.sum(1).clamp_min(1))
 
 
-@seen_at("hidden", fixed=0, width="width")
+@seen_at("hidden", fixed=0, width="width", rows="token")
 def embeddings(seen: Seen, layer: int) -> Rows:
     """The state of every token before the first block."""
     return hidden(seen, layer)
 
 
-@seen_at("logits", fixed=LOGITS, width="labels")
+@seen_at("logits", fixed=LOGITS, width="labels", rows="example")
 def logits(seen: Seen, layer: int) -> Rows:
     """The predictions."""
     if seen.logits is None:

@@ -135,9 +135,9 @@ def check_vocabulary(teacher: PreTrainedTokenizerBase, student: str, config: Pre
 
 def longest_input(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, wanted: int) -> int:
     """How many tokens both the model's positions and its tokenizer allow."""
-    # These families number positions from behind the padding token.
-    offset = 2 if config.model_type in ("roberta", "xlm-roberta", "mpnet") else 0
-    return min(wanted, config.max_position_embeddings - offset, tokenizer.model_max_length)
+    if wanted < 3:
+        raise LimbeckError(f"--max-length {wanted} must be 3 or more: a token, and the two that stand around it.")
+    return min(wanted, architectures.positions(config), tokenizer.model_max_length)
 
 
 def _has_classifier(config: PretrainedConfig) -> bool:

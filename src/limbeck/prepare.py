@@ -108,6 +108,8 @@ def request(
     seed: int = 42,
 ) -> Request:
     """Resolve the recipe for the task, with every fault reported at once."""
+    if seed < 0:
+        raise LimbeckError(f"--seed {seed} must be 0 or more.")
     resolved = resolve(recipe, task=data.task_name, overrides=overrides)
     return Request(resolved, data, teacher, student, layers, width, seed)
 
@@ -137,8 +139,9 @@ def prepare(asked: Request) -> Prepared:
     )
     notes += start.notes
     _check_depths(start.student, teacher)
-    longest = models.longest_input(start.student.config, tokenizer, asked.data.max_length)
-    columns = {c for m in (teacher, start.student) if m is not None for c in architectures.inputs(m)}
+    both = [model for model in (teacher, start.student) if model is not None]
+    longest = min(models.longest_input(model.config, tokenizer, asked.data.max_length) for model in both)
+    columns = {column for model in both for column in architectures.inputs(model)}
     train = encode(_training(corpus), tokenizer, columns, longest)
     evals = {name: encode(split, tokenizer, columns, longest) for name, split in corpus.evals.items()}
     aligners = {name: NamedAligner(parse(call)) for name, call in recipe.aligners.items()}

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from limbeck import efficiency, evaluation
+from limbeck import cache, efficiency, evaluation
 from limbeck import recipe as recipes
 from limbeck.data.spec import DataSpec
 from limbeck.engine.checkpoints import Checkpoints, State, plain
@@ -27,6 +27,7 @@ from limbeck.models import quiet
 from limbeck.prepare import Prepared, Request, fingerprint, prepare, request
 from limbeck.report.card import model_card
 from limbeck.report.page import write_report
+from limbeck.teachers import Cached, Live
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,7 @@ def execute(
 def _train(prepared: Prepared, folder: RunFolder, accelerator, display: Display, pace: Pace) -> State:
     student = prepared.student.to(accelerator.device)  # type: ignore[arg-type]
     for distiller in prepared.distillers:
-        if distiller.teacher is not None and accelerator.mixed_precision == "bf16":
+        if isinstance(distiller.teacher, Live) and accelerator.mixed_precision == "bf16":
             distiller.teacher.lighten(torch.bfloat16)
         distiller.to(accelerator.device)
     aligners = {f"aligners.{n}": a.module for n, a in prepared.aligners.items() if a.module is not None}
@@ -180,6 +181,10 @@ def _train(prepared: Prepared, folder: RunFolder, accelerator, display: Display,
         index = state.stage
         if frozen := prepared.set_trained(index):
             display.say(f"stage {prepared.stages[index].name}: no objective reaches {_listed(frozen)}; frozen")
+        began, live = time.monotonic(), prepared.distillers[index].teacher
+        _cache_teacher(prepared, index, accelerator, pace, display)
+        if state.seconds is not None:
+            state.seconds[index] += time.monotonic() - began
         loop.run(
             prepared.distillers[index],
             prepared.stages[index],
@@ -187,12 +192,33 @@ def _train(prepared: Prepared, folder: RunFolder, accelerator, display: Display,
             prepared.keeps(index),
             checkpoint if checkpoint and state.step > 0 else None,
         )
+        if live is not None:
+            prepared.distillers[index].teacher = live  # the memory of a cache goes with its stage
         state = State(stage=index + 1, seconds=state.seconds, logged=folder.logged())
         if accelerator.is_main_process:
             loop.checkpoints.save(state, kept(state), None)
         accelerator.wait_for_everyone()
         checkpoint = None
     return state
+
+
+def _cache_teacher(prepared: Prepared, index: int, accelerator, pace: Pace, display: Display) -> None:
+    """Have the teacher answer once for every example, where a stage will ask for most of them more than once."""
+    distiller, stage, data = prepared.distillers[index], prepared.stages[index], prepared.train
+    live = distiller.teacher
+    asked = distiller.steps * stage.batch / len(data)
+    if not isinstance(live, Live) or pace.cache == "off" or (pace.cache == "auto" and asked < 2):
+        return
+    tables = cache.build(
+        live.tap,
+        data,
+        device=accelerator.device,
+        dtype=torch.bfloat16 if accelerator.mixed_precision == "bf16" else torch.float32,
+        folder=None if pace.cache == "auto" else Path(pace.cache),
+        say=display.say,
+    )
+    if tables:
+        distiller.teacher = Cached(live, tables, data.offsets, accelerator.device)
 
 
 def _score(prepared: Prepared, state: State, device: torch.device, seconds: float) -> dict[str, Any]:

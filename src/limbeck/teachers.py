@@ -1,12 +1,16 @@
-"""The teacher: a frozen model that answers with the features somebody reads."""
+"""The teacher: Live or Cached, answering alike with the features somebody reads."""
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from limbeck.cache import Table
+from limbeck.data.plan import FILL
+from limbeck.features import Rows
 from limbeck.taps import Features, Site, Tap
 
 
@@ -22,6 +26,9 @@ class Live:
         """The features read, for this batch."""
         return self.tap(**batch)
 
+    def stage(self, ids: np.ndarray, length: int) -> None:
+        """Make ready for a batch of these examples: nothing to do for one that runs."""
+
     def lighten(self, dtype: torch.dtype) -> None:
         """Hold matrices in `dtype`: what autocast to it would make of them at every step.
 
@@ -32,3 +39,57 @@ class Live:
             if isinstance(module, nn.Linear):
                 module.to(dtype)
         self.tap = Tap(self.model, self.tap.sites)
+
+
+class Cached:
+    """A teacher that looks its answers up by example id; what it does not know, a live one answers.
+
+    Tables on the device are read there. Others are copied into buffers that stay where they are before each step, so
+    that a captured step reads them too.
+    """
+
+    def __init__(self, live: Live, tables: Sequence[Table], offsets: np.ndarray, device: torch.device) -> None:
+        self.model, self.tables, self.device = live.model, list(tables), device
+        rest = [site for site in live.tap.sites if site not in {table.site for table in tables}]
+        self.tap = live.tap
+        self.live = Live(live.model, rest) if rest else None
+        self.offsets = torch.from_numpy(offsets)
+        self.offsets_here = self.offsets.to(device)
+        self.staged: dict[tuple[Site, int, int], Tensor] = {}
+
+    def features(self, **batch: Tensor) -> Features:
+        """The features read, for the examples `id` of this batch."""
+        known = self.live.features(**batch) if self.live else {}
+        mask = batch["attention_mask"].bool()
+        for table in self.tables:
+            values = self._staged(table, *mask.shape)
+            if values is None:
+                values = gather(table, self.offsets_here, batch["id"], mask.shape[1])
+            rows = mask if table.per_token else torch.ones_like(mask[:, 0])
+            known[table.site] = Rows(values.float(), rows)
+        return known
+
+    def stage(self, ids: np.ndarray, length: int) -> None:
+        """Bring what lies on the host to the device, for a batch of these examples."""
+        for table in self.tables:
+            if self._on_host(table):
+                values = gather(table, self.offsets, torch.from_numpy(ids), length)
+                key = (table.site, len(ids), length)
+                if key not in self.staged:
+                    self.staged[key] = torch.empty(values.shape, dtype=values.dtype, device=self.device)
+                self.staged[key].copy_(values.pin_memory(), non_blocking=True)
+
+    def _staged(self, table: Table, rows: int, length: int) -> Tensor | None:
+        return self.staged[table.site, rows, length] if self._on_host(table) else None
+
+    def _on_host(self, table: Table) -> bool:
+        return table.values.device.type != self.device.type
+
+
+def gather(table: Table, offsets: Tensor, ids: Tensor, length: int) -> Tensor:
+    """The rows of these examples, `(batch, D)` or `(batch, length, D)`; fill gets somebody's, and padding something."""
+    at = torch.where(ids == FILL, 0, ids)
+    if not table.per_token:
+        return table.values[at]
+    place = offsets[at][:, None] + torch.arange(length, device=ids.device)
+    return table.values[place.clamp_max(len(table.values) - 1)]

@@ -102,6 +102,8 @@ MISTAKES = {
     ),
     "negative learning rate": ("kd", {"lr": -1}, ["stages.distil.lr", "-1", "greater than 0"]),
     "no batch": ("kd", {"batch": 0}, ["stages.distil.batch", "greater than 0"]),
+    "negative seed": ("kd", {"seed": -1}, ["--seed -1", "0 or more"]),
+    "no length": ("kd", {"max_length": 0}, ["--max-length 0", "3 or more"]),
     "no micro-batch": ("kd", {"micro_batch": 0}, ["--micro-batch 0", "1 or more"]),
     "no logging": ("kd", {"log_every": 0}, ["--log-every 0", "1 or more"]),
     "unknown tracker": ("kd", {"track": "nonesuch"}, ["nonesuch", "tensorboard"]),

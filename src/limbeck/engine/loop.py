@@ -32,6 +32,7 @@ class Pace:
     log_every: int = 10  # steps
     save_every: float = 60.0  # seconds
     eager: bool = False  # never capture a step
+    cache: str = "auto"  # the teacher's features: off, auto, or a folder to keep them in
 
     def __post_init__(self) -> None:
         for name in ("micro_batch", "log_every"):

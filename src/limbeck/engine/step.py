@@ -28,6 +28,7 @@ class Step:
     ) -> None:
         device = accelerator.device
         self.accelerator, self.tokens, self.clip = accelerator, tokens, stage.clip
+        self.teacher = distiller.teacher
         self.lr = torch.tensor(stage.lr, device=device)
         self.count = torch.tensor(1.0, device=device)
         self.ids: dict[int, Tensor] = {}  # a buffer a piece size
@@ -57,12 +58,12 @@ class Step:
         # DDP averages gradients over processes; dividing by less makes that the sum contract 5 asks for.
         self.count.fill_(examples / self.accelerator.num_processes)
         if len(pieces) == 1:
-            ids = self._load(pieces[0])
+            ids = self._load(pieces[0], length)
             self._run(("whole", len(ids), length), lambda: self._whole(ids, length), seed)
             return
         self._run("begin", self._begin, seed)
         for i, piece in enumerate(pieces):
-            ids, last = self._load(piece), i == len(pieces) - 1
+            ids, last = self._load(piece, length), i == len(pieces) - 1
             work = partial(self._backward, ids, length, last)
             self._run(("piece", len(ids), length), work, seed + i)
         self._run("update", self._update, seed)
@@ -96,7 +97,9 @@ class Step:
             nn.utils.clip_grad_norm_(self.parameters, self.clip)
         self.optimizer.step()
 
-    def _load(self, ids: np.ndarray) -> Tensor:
+    def _load(self, ids: np.ndarray, length: int) -> Tensor:
+        if self.teacher is not None:
+            self.teacher.stage(ids, length)
         if len(ids) not in self.ids:
             self.ids[len(ids)] = torch.zeros(len(ids), dtype=torch.long, device=self.accelerator.device)
         return self.ids[len(ids)].copy_(torch.from_numpy(ids), non_blocking=True)

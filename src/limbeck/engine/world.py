@@ -1,6 +1,7 @@
 """Which devices and processes train, through Accelerate."""
 
 import os
+import warnings
 from pathlib import Path
 
 import torch
@@ -13,6 +14,7 @@ from limbeck.errors import LimbeckError, did_you_mean
 def open_world(*, track: str | None = None, folder: Path | None = None) -> Accelerator:
     """An Accelerator that sees every process there is: bf16 on CUDA, fp32 on CPU."""
     cuda = torch.cuda.is_available()
+    warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
     known = [kind.value for kind in LoggerType if kind != LoggerType.ALL]
     if track is not None and track not in known:
         raise LimbeckError(f'there is no tracker "{track}".{did_you_mean(track, known)} Known: {", ".join(known)}.')
@@ -22,7 +24,8 @@ def open_world(*, track: str | None = None, folder: Path | None = None) -> Accel
         mixed_precision="bf16" if cuda else "no",
         log_with=track,
         project_dir=str(folder) if folder else None,
-        # Buffers are schedules and anchors: functions of seed and step, equal everywhere.
+        # Buffers are schedules and anchors: functions of seed and step, equal everywhere. (The option's newer name is
+        # not known to every torch we run on, hence the warning that is not shown.)
         kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False)],
     )
     if track is not None and not accelerator.log_with:

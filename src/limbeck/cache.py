@@ -1,0 +1,218 @@
+"""The teacher's features, computed once and looked up from then on.
+
+A value belongs to an example's tokens and to a teacher's weights, whatever the run, the seed or the subset: it is keyed
+by a hash of the one and a fingerprint of the other, and computed in a batch whose shape depends on the example's own
+length alone. So a wrong or stale entry cannot be: other tokens, weights, site or precision are another key.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from limbeck import architectures
+from limbeck.data.encoding import Encoded
+from limbeck.data.plan import FILL, bucket
+from limbeck.features import FEATURES
+from limbeck.folder import write_file
+from limbeck.spec import parse
+from limbeck.taps import Features, Site, Tap
+
+ROWS = 64  # of a canonical batch
+DEVICE_SHARE, HOST_SHARE = 0.4, 0.25  # of the memory that is free
+
+Say = Callable[[str], None]
+
+
+@dataclass
+class Table:
+    """One site's values: a row an example, or a row a token with the examples end to end."""
+
+    site: Site
+    values: Tensor
+    per_token: bool
+
+
+def cachable(sites: Iterable[Site]) -> list[Site]:
+    """The sites whose values are rows of an example or a token."""
+    return [site for site in sites if _rows(site) is not None]
+
+
+def size_of(site: Site, tap: Tap, data: Encoded, dtype: torch.dtype) -> int:
+    """The bytes a site takes."""
+    count = len(data.columns["input_ids"]) if _rows(site) == "token" else len(data)
+    return count * _width(site, tap) * _dtype(site, dtype).itemsize
+
+
+def build(
+    tap: Tap, data: Encoded, *, device: torch.device, dtype: torch.dtype, folder: Path | None, say: Say
+) -> list[Table]:
+    """Tables of every site of `tap` that can be cached and fits: from `folder` where it has them, else computed."""
+    kept, left = [], budget(device)
+    for site in cachable(tap.sites):
+        size = size_of(site, tap, data, dtype)
+        if place := _place(size, left, device, folder):
+            kept.append((site, place))
+        else:
+            say(f"{_name(site)} of the teacher is not cached: it takes {size / 2**30:.1f} GiB. It runs at every step.")
+    if not kept:
+        return []
+    keys = example_keys(data, tap.columns)
+    home = folder / fingerprint(tap, dtype) if folder else None
+    tables = [Table(site, _empty(site, tap, data, dtype, place, home), _rows(site) == "token") for site, place in kept]
+    stores = [Store(home / _file(table.site)) if home else None for table in tables]
+    missing = np.zeros(len(data), dtype=bool)
+    for table, store in zip(tables, stores):
+        missing |= ~(store.fill(table, data, keys) if store else np.zeros(len(data), dtype=bool))
+    if missing.any():
+        say(f"the teacher answers once for {int(missing.sum())} examples, to be looked up from then on")
+        _compute(tap, data, np.flatnonzero(missing), tables, device, dtype)
+        for table, store in zip(tables, stores):
+            if store:
+                store.add(table, data, keys, np.flatnonzero(missing))
+    return tables
+
+
+def example_keys(data: Encoded, columns: Iterable[str]) -> list[str]:
+    """A hash of each example's tokens, in the columns the teacher takes."""
+    taken = [data.columns[name] for name in sorted(data.columns) if name in set(columns)]
+    keys = []
+    for start, end in zip(data.offsets[:-1], data.offsets[1:]):
+        digest = hashlib.blake2b(digest_size=16)
+        for column in taken:
+            digest.update(column[start:end].tobytes())
+        keys.append(digest.hexdigest())
+    return keys
+
+
+def fingerprint(tap: Tap, dtype: torch.dtype) -> str:
+    """A hash of the teacher's weights and settings, and of the precision it runs in."""
+    digest = hashlib.blake2b(f"{dtype} {sorted(tap.columns)}".encode(), digest_size=16)
+    config = {k: v for k, v in tap.model.config.to_dict().items() if not k.startswith(("_", "transformers_version"))}
+    digest.update(repr(sorted(config.items(), key=str)).encode())
+    for name, weight in tap.model.state_dict().items():
+        digest.update(name.encode() + str(weight.dtype).encode())
+        digest.update(weight.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+class Store:
+    """The values of one site of one teacher, in a folder: pieces that are added whole and never changed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def fill(self, table: Table, data: Encoded, keys: list[str]) -> np.ndarray:
+        """Put what is stored in its place; says which examples were found."""
+        found = np.zeros(len(data), dtype=bool)
+        wanted: dict[str, list[int]] = {}
+        for i, key in enumerate(keys):
+            wanted.setdefault(key, []).append(i)
+        for piece in sorted(self.folder.glob("*.safetensors")):
+            with safe_open(piece, framework="pt") as file:
+                stored, offsets = file.metadata()["keys"].split(), file.get_tensor("offsets").tolist()
+                values = file.get_slice("values")
+                for key, start, end in zip(stored, offsets[:-1], offsets[1:]):
+                    for i in wanted.get(key, ()):
+                        if not found[i]:
+                            table.values[_span(table, data, i)] = values[start:end].to(table.values.device)
+                            found[i] = True
+        return found
+
+    def add(self, table: Table, data: Encoded, keys: list[str], ids: np.ndarray) -> None:
+        """Write a piece with these examples."""
+        rows = [table.values[_span(table, data, int(i))].cpu() for i in ids]
+        tensors = {"values": torch.cat(rows), "offsets": torch.tensor(np.cumsum([0, *map(len, rows)]))}
+        names = " ".join(keys[i] for i in ids)
+        piece = self.folder / f"{hashlib.blake2b(names.encode(), digest_size=16).hexdigest()}.safetensors"
+        piece.parent.mkdir(parents=True, exist_ok=True)
+        write_file(piece, lambda place: save_file(tensors, place, metadata={"keys": names}))
+
+
+def budget(device: torch.device) -> dict[str, int]:
+    """Bytes that may be taken, on the device and on the host."""
+    host = int(HOST_SHARE * os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    free = int(DEVICE_SHARE * torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else 0
+    return {"device": free, "host": host}
+
+
+def canonical(data: Encoded, ids: np.ndarray, longest: int) -> Iterator[tuple[np.ndarray, int]]:
+    """Batches for computing: `ROWS` ids of one bucket, filled, so that an example's length alone gives their shape."""
+    buckets = np.array([bucket(int(length), longest) for length in data.lengths[ids]])
+    for length in np.unique(buckets):
+        inside = ids[buckets == length]
+        for start in range(0, len(inside), ROWS):
+            chunk = inside[start : start + ROWS]
+            yield np.concatenate([chunk, np.full(ROWS - len(chunk), FILL)]), int(length)
+
+
+@torch.no_grad()
+def _compute(tap: Tap, data: Encoded, ids: np.ndarray, tables: list[Table], device: torch.device, dtype) -> None:
+    tokens = data.on(device)
+    for chunk, length in canonical(data, ids, architectures.positions(tap.model.config)):
+        batch = tokens.batch(torch.from_numpy(chunk).to(device), length)
+        with torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32):
+            features: Features = tap(**batch)
+        real = batch["id"] != FILL
+        valid = batch["attention_mask"].bool() & real[:, None]
+        starts = tokens.offsets[batch["id"].clamp_min(0)]
+        places = starts[:, None] + torch.arange(length, device=device)
+        for table in tables:
+            values = features[table.site].values
+            where, found = (places[valid], values[valid]) if table.per_token else (batch["id"][real], values[real])
+            table.values[where.to(table.values.device)] = found.to(table.values.device, table.values.dtype)
+
+
+def _span(table: Table, data: Encoded, i: int) -> slice:
+    return slice(int(data.offsets[i]), int(data.offsets[i + 1])) if table.per_token else slice(i, i + 1)
+
+
+def _place(size: int, left: dict[str, int], device: torch.device, folder: Path | None) -> str | None:
+    for place in ("device", "host"):
+        if size <= left[place]:
+            left[place] -= size
+            return place
+    return "file" if folder else None
+
+
+def _empty(site: Site, tap: Tap, data: Encoded, dtype: torch.dtype, place: str, folder: Path | None) -> Tensor:
+    count = len(data.columns["input_ids"]) if _rows(site) == "token" else len(data)
+    shape, kind = (count, _width(site, tap)), _dtype(site, dtype)
+    if place == "file" and folder:
+        folder.mkdir(parents=True, exist_ok=True)
+        name = folder / f".{_file(site)}-{os.getpid()}.table"  # this run's own; what is shared are the stored pieces
+        return torch.from_file(str(name), shared=True, size=shape[0] * shape[1], dtype=kind).view(shape)
+    return torch.empty(shape, dtype=kind, device=tap.model.device if place == "device" else "cpu")
+
+
+def _dtype(site: Site, dtype: torch.dtype) -> torch.dtype:
+    """Tokens are many: they are kept in the precision the model ran in."""
+    return dtype if _rows(site) == "token" else torch.float32
+
+
+def _width(site: Site, tap: Tap) -> int:
+    return getattr(architectures.shape(tap.model), _feature(site).width)
+
+
+def _rows(site: Site) -> str | None:
+    return getattr(_feature(site), "rows", None)
+
+
+def _feature(site: Site) -> Any:
+    return FEATURES.get(parse(site[0]).name)
+
+
+def _file(site: Site) -> str:
+    return f"{parse(site[0])}-{site[1]}".replace("(", "-").replace(")", "").replace(" ", "")
+
+
+def _name(site: Site) -> str:
+    return site[0] if site[1] < 0 else f"{site[0]} of layer {site[1]}"

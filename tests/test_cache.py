@@ -1,0 +1,138 @@
+"""The teacher's cache: the same answers as the teacher, and never somebody else's."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from limbeck import cache
+from limbeck.data.encoding import Encoded
+from limbeck.features import LOGITS
+from limbeck.taps import Tap
+from limbeck.teachers import Cached, Live
+from tests.tiny import every_family, tiny_model
+
+CPU = torch.device("cpu")
+SITES = [("cls", 2), ("mean", 3), ("hidden", 1), ("hidden", 4), ("embeddings", 0), ("logits", LOGITS)]
+
+
+def examples(count: int = 23, seed: int = 0) -> Encoded:
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(3, 40, count)
+    total = int(lengths.sum())
+    columns = {
+        "input_ids": rng.integers(5, 100, total).astype(np.int32),
+        "token_type_ids": np.zeros(total, np.int32),
+    }
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    return Encoded(columns, offsets, rng.integers(0, 3, count), {"input_ids": 1, "token_type_ids": 0})
+
+
+def subset(data: Encoded, ids: list[int]) -> Encoded:
+    spans = [slice(data.offsets[i], data.offsets[i + 1]) for i in ids]
+    columns = {name: np.concatenate([column[s] for s in spans]) for name, column in data.columns.items()}
+    offsets = np.concatenate([[0], np.cumsum(data.lengths[ids])])
+    return Encoded(columns, offsets, data.labels[ids], data.pads)
+
+
+def built(model, data: Encoded, sites=SITES, folder: Path | None = None, dtype=torch.float32):
+    said: list[str] = []
+    tap = Live(model, sites).tap
+    return cache.build(tap, data, device=CPU, dtype=dtype, folder=folder, say=said.append), said
+
+
+def cached(model, data: Encoded, sites=SITES, folder: Path | None = None) -> Cached:
+    return Cached(Live(model, sites), built(model, data, sites, folder)[0], data.offsets, CPU)
+
+
+@pytest.mark.parametrize("family", every_family)
+def test_cached_is_live(family):
+    model, data = tiny_model(family), examples()
+    sites = [*SITES, ("attention", 3)]  # attention is not cached: the teacher runs for it
+    teacher, live = cached(model, data, sites), Live(model, sites)
+    assert teacher.live.tap.depth == 3
+    for ids, length in (([3, 1, 22], 40), ([7, 7, -1], 48), ([0], 40)):
+        batch = data.batch(np.array(ids), length)
+        ours, theirs = teacher.features(**batch), live.features(**batch)
+        assert ours.keys() == theirs.keys()
+        real = batch["weight"] > 0
+        for site in theirs:
+            values, mask = theirs[site]
+            assert torch.equal(ours[site].mask[real], mask[real])
+            gap = (ours[site].values - values)[real][mask[real]].abs().max()
+            assert gap < 1e-5, site
+
+
+def test_a_value_depends_on_no_other_example():
+    model, data = tiny_model("bert"), examples()
+    whole = built(model, data)[0]
+    ids = [20, 4, 11]
+    some = built(model, subset(data, ids))[0]
+    for all_of_them, few in zip(whole, some):
+        expected = [all_of_them.values[cache._span(all_of_them, data, i)] for i in ids]
+        assert torch.equal(few.values, torch.cat(expected))
+
+
+def test_a_folder_is_shared_by_subsets_and_other_labels(tmp_path):
+    model, data = tiny_model("bert"), examples()
+    built(model, subset(data, [1, 2, 3]), folder=tmp_path)
+    tables, said = built(model, data, folder=tmp_path)
+    assert "20 examples" in said[0]
+    noisy = Encoded(data.columns, data.offsets, 2 - data.labels, data.pads)
+    again, said = built(model, noisy, folder=tmp_path)
+    assert not said
+    assert all(torch.equal(a.values, b.values) for a, b in zip(tables, again))
+
+
+def test_what_differs_is_another_entry(tmp_path):
+    model, data = tiny_model("bert"), examples()
+    built(model, data, folder=tmp_path)
+    assert built(model, data, folder=tmp_path)[1] == []
+    text = Encoded({k: v.copy() for k, v in data.columns.items()}, data.offsets, data.labels, data.pads)
+    text.columns["input_ids"][0] += 1
+    assert "for 1 examples" in built(model, text, folder=tmp_path)[1][0]
+    assert "for 23 examples" in built(model, data, [("cls", 1)], tmp_path)[1][0]
+    assert "for 23 examples" in built(model, data, folder=tmp_path, dtype=torch.bfloat16)[1][0]
+    with torch.no_grad():
+        next(model.parameters())[0, 0] += 1e-3
+    assert "for 23 examples" in built(model, data, folder=tmp_path)[1][0]
+
+
+def test_a_changed_weight_changes_the_answers(tmp_path):
+    model, data = tiny_model("bert"), examples()
+    before = built(model, data, folder=tmp_path)[0]
+    with torch.no_grad():
+        model.classifier.weight.mul_(2)
+    after = built(model, data, folder=tmp_path)[0]
+    logits = [next(t.values for t in tables if t.site[0] == "logits") for tables in (before, after)]
+    assert not torch.allclose(*logits)
+
+
+def test_what_does_not_fit_is_asked_of_the_teacher(monkeypatch):
+    model, data = tiny_model("bert"), examples()
+    monkeypatch.setattr(cache, "budget", lambda device: {"device": 0, "host": 23 * 32 * 4})
+    tables, said = built(model, data, [("cls", 2), ("hidden", 4)])
+    assert [table.site for table in tables] == [("cls", 2)]
+    assert "hidden of layer 4" in said[0]
+
+
+def test_what_does_not_fit_in_memory_goes_to_a_file(monkeypatch, tmp_path):
+    model, data = tiny_model("bert"), examples()
+    expected = built(model, data, [("hidden", 4)])[0]
+    monkeypatch.setattr(cache, "budget", lambda device: {"device": 0, "host": 0})
+    tables, _ = built(model, data, [("hidden", 4)], tmp_path)
+    assert torch.equal(tables[0].values, expected[0].values)
+    assert list(tmp_path.rglob("*.table"))
+
+
+def test_sizes_are_those_of_the_tables():
+    model, data = tiny_model("bert"), examples()
+    tap = Tap(model, SITES)
+    for table in built(model, data)[0]:
+        assert cache.size_of(table.site, tap, data, torch.float32) == table.values.nbytes
+
+
+@pytest.mark.parametrize("site", ["attention", "scores", "value_relation"])
+def test_what_pairs_positions_is_not_cached(site):
+    assert cache.cachable([(site, 1)]) == []
