@@ -1,6 +1,6 @@
 """Toy data and teachers on disk, and runs on them: everything an end-to-end test starts from.
 
-Each function is made once a session and only read from then on; tests write below their own `tmp_path`.
+What is written is written once and only read from then on; tests write below their own `tmp_path`.
 """
 
 import csv

@@ -39,7 +39,7 @@ class RunFolder:
 
     def cut_log(self, size: int) -> None:
         """Forget what was logged after a checkpoint: it will be logged again."""
-        if self.metrics.exists():
+        if self.logged() > size:
             os.truncate(self.metrics, size)
 
 

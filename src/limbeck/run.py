@@ -326,6 +326,9 @@ def environment() -> dict[str, Any]:
 
 
 def _check_folder(folder: RunFolder, resume: bool) -> None:
+    parent = next(place for place in folder.path.absolute().parents if place.exists())
+    if not parent.is_dir():
+        raise LimbeckError(f'--out "{folder.path}" lies below a file, {parent}. Give another folder.')
     if not folder.path.exists() or (folder.path.is_dir() and not any(folder.path.iterdir())):
         return
     if not folder.request.exists():
@@ -351,7 +354,7 @@ def _check_same(folder: RunFolder, asked: Request, prepared: Prepared) -> None:
 
 def _differences(before: Any, now: Any, path: str = "") -> Iterable[tuple[str, Any, Any]]:
     if isinstance(before, dict) and isinstance(now, dict):
-        for key in before.keys() | now.keys():
+        for key in sorted(before.keys() | now.keys()):
             yield from _differences(before.get(key), now.get(key), f"{path}.{key}".lstrip("."))
     elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
         for i, (old, new) in enumerate(zip(before, now)):

@@ -17,6 +17,7 @@ from limbeck.data.resident import Resident
 from limbeck.distiller import Distiller
 from limbeck.engine.captures import Captures
 from limbeck.engine.checkpoints import Checkpoint
+from limbeck.engine.world import seed_for
 from limbeck.recipe import Stage
 
 
@@ -65,7 +66,7 @@ class Step:
         for i, piece in enumerate(pieces):
             ids, last = self._load(piece, length), i == len(pieces) - 1
             work = partial(self._backward, ids, length, last)
-            self._run(("piece", len(ids), length), work, seed + i)
+            self._run(("piece", len(ids), length), work, seed_for(seed, i))
         self._run("update", self._update, seed)
 
     def _run(self, key: Hashable, work: Callable[[], None], seed: int) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
@@ -28,12 +29,23 @@ def cells(scores: Scores) -> dict[str, str]:
 
 
 def comparison(rows: Sequence[Scores]) -> Table:
-    """A table for the terminal, a row for each `scores.json`; pairs read student / teacher."""
-    table = Table(caption="pairs: student / teacher" if rows else None)
-    for heading in cells({}):
-        table.add_column(heading, justify="left" if heading in ("recipe", "task", "metric") else "right")
-    for scores in rows:
-        table.add_row(*(Text(cell) for cell in cells(scores).values()))
+    """A table for the terminal, a row for each `scores.json`; pairs read student / teacher.
+
+    What is the same in every row stands above it.
+    """
+    shown = [cells(scores) for scores in rows]
+    common = [name for name in ("task", "metric") if len({row[name] for row in shown}) == 1]
+    table = Table(
+        title=", ".join(shown[0][name] for name in common) if common else None,
+        caption="pairs: student / teacher" if rows else None,
+        box=SIMPLE_HEAD,
+    )
+    headings = [heading for heading in cells({}) if heading not in common]
+    for heading in headings:
+        left = heading in ("recipe", "task", "metric")
+        table.add_column(heading, justify="left" if left else "right", no_wrap=True)
+    for row in shown:
+        table.add_row(*(Text(row[heading]) for heading in headings))
     return table
 
 
