@@ -31,7 +31,7 @@ def locate(name: str) -> str:
         raise LimbeckError(f'"{name}" holds no model: there is no config.json in it, and no student/ folder of a run.')
     if not path.exists() and (path.is_absolute() or name.startswith(".") or name.count("/") > 1):
         raise LimbeckError(
-            f'there is no folder "{name}". Give one with config.json, tokenizer and model.safetensors, a run folder, or '
+            f'there is no folder "{name}". Give one with config.json, tokenizer and model.safetensors, a run folder or '
             "the id of a model on the hub (owner/name)."
         )
     return name
