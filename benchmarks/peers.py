@@ -1,0 +1,263 @@
+"""The same distillation step by limbeck and by its peers, side by side in one run.
+
+    python benchmarks/peers.py --data glue/ --lengths mrpc,sst2 --batch 32,8 --results benchmarks/results/peers.json
+
+BERT-base 12 → 6 with random weights, MSE on the tokens of six layers (2, 4, …, 12), KL of the logits at T 2, AdamW.
+Peers get bf16 autocast, fused AdamW and dynamic padding by hand, which not all of them offer. Each first has to give
+the loss that a few lines of plain torch give on a batch without padding (there, reductions agree). Then all are timed
+on the same examples, in turns, and each keeps the better of two turns. A peer that cannot be imported is named, not
+timed. TextBrewer and NVIDIA ModelOpt are taken from PYTHONPATH: pip install textbrewer nvidia-modelopt
+"""
+
+import argparse
+import copy
+import json
+import math
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+import yaml
+from torch import Tensor, nn
+from workload import LONGEST, Workload, examples, lengths_of, teacher
+
+from limbeck import cache
+from limbeck.data.encoding import Encoded
+from limbeck.engine.world import open_world
+from limbeck.initialisers import start_student
+from limbeck.report.tables import markdown
+from limbeck.run import environment
+from limbeck.teachers import Cached
+
+T = 2.0
+PAIRS = [(i, 2 * i) for i in range(1, 7)]
+RECIPE = {
+    "name": "peers",
+    "init": ["layers(first)"],
+    "stages": [
+        {
+            "name": "distil",
+            "epochs": 1,
+            "clip": 0,
+            "objectives": {
+                "layers": {"match": "hidden", "map": "uniform", "distance": "mse"},
+                "logits": {"logits": f"kl(temperature={T}, scale=T²)"},
+            },
+        }
+    ],
+}
+Batch = dict[str, Tensor]
+
+
+def kl(student: Tensor, teacher: Tensor) -> Tensor:
+    soft = F.log_softmax(student / T, -1), F.log_softmax(teacher / T, -1)
+    return T**2 * F.kl_div(*soft, reduction="batchmean", log_target=True)
+
+
+def reference(student: nn.Module, above: nn.Module, batch: Batch) -> float:
+    """The loss, in plain torch, in fp32."""
+    with torch.no_grad():
+        ours, theirs = (m(**batch, output_hidden_states=True) for m in (student, above))
+    layers = sum(F.mse_loss(ours.hidden_states[s], theirs.hidden_states[t]) for s, t in PAIRS)
+    return float(layers + kl(ours.logits, theirs.logits))
+
+
+def plain_loop(student: nn.Module, above: nn.Module) -> Callable[[Batch], Tensor]:
+    """A loop anybody writes: `output_hidden_states` on both sides."""
+
+    def loss(batch: Batch) -> Tensor:
+        with torch.no_grad():
+            theirs = above(**batch, output_hidden_states=True)
+        ours = student(**batch, output_hidden_states=True)
+        layers = [F.mse_loss(ours.hidden_states[s].float(), theirs.hidden_states[t].float()) for s, t in PAIRS]
+        return torch.stack(layers).sum() + kl(ours.logits.float(), theirs.logits.float())
+
+    return loss
+
+
+def textbrewer(student: nn.Module, above: nn.Module) -> Callable[[Batch], Tensor]:
+    from textbrewer import DistillationConfig, GeneralDistiller, TrainingConfig
+
+    matches = [{"layer_T": t, "layer_S": s, "feature": "hidden", "loss": "hidden_mse", "weight": 1} for s, t in PAIRS]
+    distiller = GeneralDistiller(
+        TrainingConfig(device="cuda", output_dir=tempfile.mkdtemp(), log_dir=None),
+        DistillationConfig(
+            temperature=T, kd_loss_type="ce", kd_loss_weight=T**2, hard_label_weight=0, intermediate_matches=matches
+        ),
+        above,
+        student,
+        *[lambda batch, out: {"logits": out.logits, "hidden": out.hidden_states}] * 2,
+    )
+
+    def loss(batch: Batch) -> Tensor:
+        return distiller.train_on_batch(batch, {"output_hidden_states": True})[0]
+
+    return loss
+
+
+def modelopt(student: nn.Module, above: nn.Module) -> Callable[[Batch], Tensor]:
+    import modelopt.torch.distill as mtd
+
+    criterion = {(f"bert.encoder.layer.{s - 1}", f"bert.encoder.layer.{t - 1}"): nn.MSELoss() for s, t in PAIRS}
+    criterion["classifier", "classifier"] = mtd.LogitsDistillationLoss(temperature=T, reduction="batchmean")
+    model = mtd.convert(
+        student,
+        mode=[
+            ("kd_loss", {"teacher_model": above, "criterion": criterion, "loss_balancer": mtd.StaticLossBalancer(1.0)})
+        ],
+    )
+
+    def loss(batch: Batch) -> Tensor:
+        model(**batch)
+        return torch.stack(list(model.compute_kd_loss(skip_balancer=True).values())).sum()
+
+    return loss
+
+
+PEERS = {"plain loop": plain_loop, "TextBrewer": textbrewer, "ModelOpt": modelopt}
+
+
+class Peer:
+    """A peer in a loop with bf16 autocast, dynamic padding and fused AdamW."""
+
+    def __init__(self, make, model, data: Encoded, batch: int) -> None:
+        self.data, self.batch = data, batch
+        self.above = copy.deepcopy(model).cuda().eval().requires_grad_(False)
+        self.student = start_student(["layers(first)"], model, model, depth=6, labels={}, seed=0).student.cuda()
+        self.student.eval()
+        self.check(make)
+        self.optimizer = torch.optim.AdamW(self.student.parameters(), lr=2e-5, fused=True)
+
+    def check(self, make) -> None:
+        """Its loss is the reference's, on examples of one length."""
+        batch = self.padded(np.argsort(self.data.lengths, kind="stable")[-1:].repeat(2))
+        expected = reference(self.student, self.above, batch)
+        if make is textbrewer:  # its soft cross-entropy is the KL plus the teacher's entropy
+            soft = F.softmax(self.above(**batch).logits / T, -1)
+            expected += float(-(T**2) * (soft * soft.log()).sum(-1).mean())
+        self.loss = make(self.student, self.above)
+        found = float(self.loss(batch))
+        if not math.isclose(found, expected, rel_tol=1e-4):
+            raise SystemExit(f"{make.__name__} computes another loss: {found} instead of {expected}")
+        self.student.train()
+        self.above.eval()
+
+    def padded(self, ids: np.ndarray) -> Batch:
+        length = int(self.data.lengths[ids].max())
+        kept = ("input_ids", "attention_mask", "token_type_ids")
+        return {k: v.cuda(non_blocking=True) for k, v in self.data.batch(ids, length).items() if k in kept}
+
+    def run(self, epoch: int) -> int:
+        order = np.random.default_rng(epoch).permutation(len(self.data))
+        batches = order[: len(order) // self.batch * self.batch].reshape(-1, self.batch)
+        for ids in batches:
+            with torch.autocast("cuda", torch.bfloat16):
+                loss = self.loss(self.padded(ids))
+            loss.backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+        return len(batches)
+
+
+def ours(model, data: Encoded, batch: int, accelerator, *, cached: bool, eager: bool = False) -> Workload:
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        yaml.safe_dump(RECIPE, file)
+        file.flush()
+        work = Workload(file.name, model, data, batch, accelerator=accelerator, eager=eager)
+    live = work.distiller.teacher
+    check = {
+        k: v.cuda() for k, v in data.batch(np.argsort(data.lengths, kind="stable")[-1:].repeat(2), LONGEST).items()
+    }
+    if cached and live is not None:
+        began = time.perf_counter()
+        tables = cache.build(
+            live.tap, data, device=accelerator.device, dtype=torch.bfloat16, folder=None, say=lambda line: None
+        )
+        torch.cuda.synchronize()
+        work.cache_seconds = time.perf_counter() - began
+        work.distiller.teacher = work.step.teacher = Cached(live, tables, data.offsets, accelerator.device)
+    length = int(data.lengths.max())
+    check = {k: v[:, :length] if v.dim() > 1 else v for k, v in check.items()}
+    work.distiller.eval()
+    with torch.no_grad(), accelerator.autocast():
+        found = float(work.distiller(**check).loss)
+    kept = {k: v for k, v in check.items() if k in ("input_ids", "attention_mask", "token_type_ids")}
+    expected = reference(work.distiller.student, copy.deepcopy(model).cuda().eval(), kept)
+    if not math.isclose(found, expected, rel_tol=3e-2):  # bf16 against fp32
+        raise SystemExit(f"limbeck computes another loss: {found} instead of {expected}")
+    work.distiller.train()
+    return work
+
+
+def contenders(model, data: Encoded, batch: int, accelerator) -> Iterator[tuple[str, Callable[[], object]]]:
+    for name, make in PEERS.items():
+        yield name, lambda make=make: Peer(make, model, data, batch)
+    yield "limbeck, eager", lambda: ours(model, data, batch, accelerator, cached=False, eager=True)
+    yield "limbeck, captured", lambda: ours(model, data, batch, accelerator, cached=False)
+    yield "limbeck, captured and cached", lambda: ours(model, data, batch, accelerator, cached=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--lengths", default="mrpc,sst2")
+    parser.add_argument("--batch", default="32,8")
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--results")
+    args = parser.parse_args()
+    accelerator, model, rows, missing = open_world(), teacher(), [], {}
+    for lengths in args.lengths.split(","):
+        for batch in map(int, args.batch.split(",")):
+            data = examples(lengths_of(lengths, args.data, args.steps * batch))
+            ready = {}
+            for name, make in contenders(model, data, batch, accelerator):
+                try:
+                    ready[name] = make()
+                except ImportError as error:
+                    missing[name] = str(error)
+            times: dict[str, list[float]] = {name: [] for name in ready}
+            for turn in range(4):  # two to warm up and capture, two timed
+                for name, contender in ready.items():
+                    torch.cuda.synchronize()
+                    began = time.perf_counter()
+                    steps = contender.run(turn % 2)
+                    torch.cuda.synchronize()
+                    times[name].append(1000 * (time.perf_counter() - began) / steps)
+            for name, found in times.items():
+                row = {"who": name, "lengths": lengths, "batch": batch, "ms": min(found[2:]), "turns": found}
+                rows.append(row | {"cache_seconds": getattr(ready[name], "cache_seconds", None)})
+                print(row, flush=True)
+            del ready
+            torch.cuda.empty_cache()
+    report(rows, missing, args)
+
+
+def report(rows: list[dict], missing: dict[str, str], args: argparse.Namespace) -> None:
+    """A table with every time, and how many times faster limbeck is than the fastest peer."""
+    cases = [(length, int(batch)) for batch in args.batch.split(",") for length in args.lengths.split(",")]
+    ms = {(row["who"], row["lengths"], row["batch"]): row["ms"] for row in rows}
+    names = list(dict.fromkeys(row["who"] for row in rows))
+    cells = [[name, *(f"{ms[name, *case]:.2f}" for case in cases)] for name in names]
+    print(markdown(["ms a step", *(f"{length}, batch {batch}" for length, batch in cases)], cells))
+    ratios = {}
+    for name in (n for n in names if n.startswith("limbeck")):
+        for batch in sorted({batch for _, batch in cases}):
+            best = [
+                min(ms[peer, case[0], batch] for peer in names if peer in PEERS) for case in cases if case[1] == batch
+            ]
+            own = [ms[name, case[0], batch] for case in cases if case[1] == batch]
+            ratios[f"{name}, batch {batch}"] = math.prod(b / o for b, o in zip(best, own)) ** (1 / len(own))
+    print(markdown(["against the fastest peer", "times faster"], [[k, f"{v:.2f}"] for k, v in ratios.items()]))
+    print("not there:", missing)
+    if args.results:
+        machine = {k: v for k, v in environment().items() if k != "command"}
+        result = {"environment": machine, "rows": rows, "ratios": ratios, "missing": missing}
+        Path(args.results).write_text(json.dumps(result, indent=1) + "\n", encoding="utf8")
+
+
+if __name__ == "__main__":
+    main()
