@@ -64,7 +64,7 @@ def compare(recipe: str, precision: str, steps: int, pieces: int, args: argparse
         torch.cuda.synchronize()
         losses.append(seen)
         weights.append([p.detach().clone() for p in work.distiller.parameters()])
-        refused = work.step.captures.refused if work.step.captures else refused
+        refused = list(work.step.captures.refused.values()) if work.step.captures else refused
     torch.use_deterministic_algorithms(False)
     gaps = [float((a - b).abs().max()) for a, b in zip(*weights)]
     return {

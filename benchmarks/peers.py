@@ -175,7 +175,13 @@ def ours(model, data: Encoded, batch: int, accelerator, *, cached: bool, eager: 
     if cached and live is not None:
         began = time.perf_counter()
         tables = cache.build(
-            live.tap, data, device=accelerator.device, dtype=torch.bfloat16, folder=None, say=lambda line: None
+            live.tap,
+            live.features,
+            data,
+            device=accelerator.device,
+            dtype=torch.bfloat16,
+            folder=None,
+            say=lambda line: None,
         )
         torch.cuda.synchronize()
         work.cache_seconds = time.perf_counter() - began

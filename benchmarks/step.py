@@ -93,7 +93,7 @@ def timed(recipe, model, data, batch, layers, mode, accelerator) -> dict:
         steps = work.run(again)
         wait(device)
         times.append((time.perf_counter() - began) / steps)
-    refused = work.step.captures.refused if work.step.captures else None
+    refused = list(work.step.captures.refused.values()) if work.step.captures else None
     peak = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else 0.0
     found = {
         "ms": 1000 * min(times),

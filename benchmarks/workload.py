@@ -99,7 +99,7 @@ class Workload:
         for name, parameter in start.student.named_parameters():
             parameter.requires_grad_(name not in start.frozen)
         if self.distiller.teacher is not None and accelerator.mixed_precision == "bf16":
-            self.distiller.teacher.lighten(torch.bfloat16)
+            self.distiller.teacher.lighten(copy.deepcopy(above).to(torch.bfloat16))
         self.distiller.to(accelerator.device).train()
         self.step = Step(self.distiller, self.stage, accelerator, data.on(accelerator.device), eager=eager)
         self.done = 0
@@ -107,7 +107,7 @@ class Workload:
     def run(self, epoch: int = 0, most: int | None = None) -> int:
         """Steps through an epoch, or its first batches; returns how many."""
         batches = plan(self.data.lengths, self.stage.batch, seed=0, stage=0, epoch=epoch, longest=LONGEST)[:most]
-        with self.step.stage():
+        with self.step.running():
             for batch in batches:
                 self.distiller.at(epoch, self.done)
                 real = int((batch.ids >= 0).sum())

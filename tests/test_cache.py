@@ -38,8 +38,9 @@ def subset(data: Encoded, ids: list[int]) -> Encoded:
 
 def built(model, data: Encoded, sites=SITES, folder: Path | None = None, dtype=torch.float32):
     said: list[str] = []
-    tap = Live(model, sites).tap
-    return cache.build(tap, data, device=CPU, dtype=dtype, folder=folder, say=said.append), said
+    live = Live(model, sites)
+    tables = cache.build(live.tap, live.features, data, device=CPU, dtype=dtype, folder=folder, say=said.append)
+    return tables, said
 
 
 def cached(model, data: Encoded, sites=SITES, folder: Path | None = None) -> Cached:
@@ -123,7 +124,8 @@ def test_what_does_not_fit_in_memory_goes_to_a_file(monkeypatch, tmp_path):
     monkeypatch.setattr(cache, "budget", lambda device: {"device": 0, "host": 0})
     tables, _ = built(model, data, [("hidden", 4)], tmp_path)
     assert torch.equal(tables[0].values, expected[0].values)
-    assert list(tmp_path.rglob("*.table"))
+    assert not list(tmp_path.rglob("*.table"))  # mapped, and gone with the run
+    assert list(tmp_path.rglob("*.safetensors"))
 
 
 def test_sizes_are_those_of_the_tables():

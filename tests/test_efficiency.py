@@ -63,7 +63,7 @@ def test_latency_takes_turns_and_leaves_modes_alone():
     models = {"teacher": bert(4).train(), "student": bert(1).eval()}
     for name, model in models.items():
         model.register_forward_pre_hook(lambda module, _, name=name: calls.append((name, module.training)))
-    measured = latency(models, typical_batch(encoded([8])), repeats=5)
+    measured = latency(models, dict.fromkeys(models, typical_batch(encoded([8]))), repeats=5)
     assert calls == [("teacher", False), ("student", False)] * (WARM_UP_ROUNDS + 5)
     assert list(measured) == ["teacher", "student"]
     assert min(measured.values()) > 0
@@ -75,7 +75,7 @@ def test_latency_stops_at_its_time_budget():
     calls = []
     model = bert(1)
     model.register_forward_pre_hook(lambda *_: calls.append(1))
-    latency({"student": model}, typical_batch(encoded([8])), repeats=1000, seconds=0.0)
+    latency({"student": model}, {"student": typical_batch(encoded([8]))}, repeats=1000, seconds=0.0)
     assert len(calls) == WARM_UP_ROUNDS + 1
 
 

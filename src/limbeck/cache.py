@@ -9,10 +9,12 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -27,6 +29,7 @@ from limbeck.spec import parse
 from limbeck.taps import Features, Site, Tap
 
 ROWS = 64  # of a canonical batch
+PIECE = 4096  # examples a stored file
 DEVICE_SHARE, HOST_SHARE = 0.4, 0.25  # of the memory that is free
 
 Say = Callable[[str], None]
@@ -53,9 +56,16 @@ def size_of(site: Site, tap: Tap, data: Encoded, dtype: torch.dtype) -> int:
 
 
 def build(
-    tap: Tap, data: Encoded, *, device: torch.device, dtype: torch.dtype, folder: Path | None, say: Say
+    tap: Tap,
+    answer: Callable[..., Features],
+    data: Encoded,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    folder: Path | None,
+    say: Say,
 ) -> list[Table]:
-    """Tables of every site of `tap` that can be cached and fits: from `folder` where it has them, else computed."""
+    """Tables of every site of `tap` that can be cached and fits: from `folder` where it has them, else by `answer`."""
     kept, left = [], budget(device)
     for site in cachable(tap.sites):
         size = size_of(site, tap, data, dtype)
@@ -74,7 +84,8 @@ def build(
         missing |= ~(store.fill(table, data, keys) if store else np.zeros(len(data), dtype=bool))
     if missing.any():
         say(f"the teacher answers once for {int(missing.sum())} examples, to be looked up from then on")
-        _compute(tap, data, np.flatnonzero(missing), tables, device, dtype)
+        longest = architectures.positions(tap.model.config)
+        _compute(answer, data, canonical(data, np.flatnonzero(missing), longest), tables, device)
         for table, store in zip(tables, stores):
             if store:
                 store.add(table, data, keys, np.flatnonzero(missing))
@@ -116,30 +127,43 @@ class Store:
         wanted: dict[str, list[int]] = {}
         for i, key in enumerate(keys):
             wanted.setdefault(key, []).append(i)
-        for piece in sorted(self.folder.glob("*.safetensors")):
+        for piece in sorted(self.folder.glob("[!.]*.safetensors")):
             with safe_open(piece, framework="pt") as file:
                 stored, offsets = file.metadata()["keys"].split(), file.get_tensor("offsets").tolist()
-                values = file.get_slice("values")
-                for key, start, end in zip(stored, offsets[:-1], offsets[1:]):
-                    for i in wanted.get(key, ()):
-                        if not found[i]:
-                            table.values[_span(table, data, i)] = values[start:end].to(table.values.device)
-                            found[i] = True
+                hits = [
+                    (i, start, end)
+                    for key, start, end in zip(stored, offsets[:-1], offsets[1:])
+                    for i in wanted.get(key, ())
+                    if not found[i]
+                ]
+                if hits:
+                    values = file.get_tensor("values")
+                    source = torch.cat([torch.arange(start, end) for _, start, end in hits])
+                    spans = [_span(table, data, i) for i, _, _ in hits]
+                    where = torch.cat([torch.arange(span.start, span.stop) for span in spans])
+                    table.values[where.to(table.values.device)] = values[source].to(table.values.device)
+                    found[[i for i, _, _ in hits]] = True
         return found
 
     def add(self, table: Table, data: Encoded, keys: list[str], ids: np.ndarray) -> None:
-        """Write a piece with these examples."""
-        rows = [table.values[_span(table, data, int(i))].cpu() for i in ids]
-        tensors = {"values": torch.cat(rows), "offsets": torch.tensor(np.cumsum([0, *map(len, rows)]))}
-        names = " ".join(keys[i] for i in ids)
-        piece = self.folder / f"{hashlib.blake2b(names.encode(), digest_size=16).hexdigest()}.safetensors"
-        piece.parent.mkdir(parents=True, exist_ok=True)
-        write_file(piece, lambda place: save_file(tensors, place, metadata={"keys": names}))
+        """Write pieces with these examples."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for start in range(0, len(ids), PIECE):
+            chunk = ids[start : start + PIECE]
+            spans = [_span(table, data, int(i)) for i in chunk]
+            where = torch.cat([torch.arange(span.start, span.stop) for span in spans]).to(table.values.device)
+            offsets = torch.tensor(np.cumsum([0, *(span.stop - span.start for span in spans)]))
+            tensors = {"values": table.values[where].cpu(), "offsets": offsets}
+            names = " ".join(keys[i] for i in chunk)
+            piece = self.folder / f"{hashlib.blake2b(names.encode(), digest_size=16).hexdigest()}.safetensors"
+            save = partial(save_file, tensors, metadata={"keys": names})
+            write_file(piece, save)
 
 
 def budget(device: torch.device) -> dict[str, int]:
     """Bytes that may be taken, on the device and on the host."""
-    host = int(HOST_SHARE * os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    host = int(HOST_SHARE * psutil.virtual_memory().available / processes)
     free = int(DEVICE_SHARE * torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else 0
     return {"device": free, "host": host}
 
@@ -154,13 +178,17 @@ def canonical(data: Encoded, ids: np.ndarray, longest: int) -> Iterator[tuple[np
             yield np.concatenate([chunk, np.full(ROWS - len(chunk), FILL)]), int(length)
 
 
-@torch.no_grad()
-def _compute(tap: Tap, data: Encoded, ids: np.ndarray, tables: list[Table], device: torch.device, dtype) -> None:
+def _compute(
+    answer: Callable[..., Features],
+    data: Encoded,
+    batches: Iterable[tuple[np.ndarray, int]],
+    tables: list[Table],
+    device: torch.device,
+) -> None:
     tokens = data.on(device)
-    for chunk, length in canonical(data, ids, architectures.positions(tap.model.config)):
+    for chunk, length in batches:
         batch = tokens.batch(torch.from_numpy(chunk).to(device), length)
-        with torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32):
-            features: Features = tap(**batch)
+        features = answer(**batch)
         real = batch["id"] != FILL
         valid = batch["attention_mask"].bool() & real[:, None]
         starts = tokens.offsets[batch["id"].clamp_min(0)]
@@ -189,7 +217,9 @@ def _empty(site: Site, tap: Tap, data: Encoded, dtype: torch.dtype, place: str, 
     if place == "file" and folder:
         folder.mkdir(parents=True, exist_ok=True)
         name = folder / f".{_file(site)}-{os.getpid()}.table"  # this run's own; what is shared are the stored pieces
-        return torch.from_file(str(name), shared=True, size=shape[0] * shape[1], dtype=kind).view(shape)
+        table = torch.from_file(str(name), shared=True, size=shape[0] * shape[1], dtype=kind).view(shape)
+        name.unlink()  # mapped all the same, and gone with the run
+        return table
     return torch.empty(shape, dtype=kind, device=tap.model.device if place == "device" else "cpu")
 
 

@@ -1,7 +1,7 @@
 """What a run would do, from one tiny forward and backward: before hours are spent on it."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -13,12 +13,14 @@ from rich.text import Text
 from torch import Tensor
 
 from limbeck import architectures, efficiency
+from limbeck.cache import cachable, size_of
 from limbeck.data.plan import bucket
 from limbeck.distiller import Distiller
 from limbeck.engine.progress import clock
-from limbeck.objectives import Match, Moment, Objective
+from limbeck.objectives import Match, Objective
 from limbeck.prepare import Prepared
 from limbeck.taps import Tap
+from limbeck.teachers import PASSES
 
 EXAMPLES = 8  # how many a timed step takes at most
 
@@ -49,6 +51,7 @@ class StageReport:
     lr: float
     trains: int
     frozen: int
+    frozen_modules: list[str]
     unreached: list[str]
     student_sites: list[str]
     teacher_sites: list[str]
@@ -56,6 +59,7 @@ class StageReport:
     keeps: str
     terms: list[Term]
     memory_gib: float
+    cache_gib: float  # 0 where the teacher runs at every step
     seconds: float
 
 
@@ -84,8 +88,11 @@ def examine(prepared: Prepared, task_values: dict[str, Any]) -> Report:
         _model(prepared.student),
         _model(prepared.teacher) if prepared.teacher is not None else None,
     )
-    for index in range(len(prepared.stages)):
-        unreached = prepared.set_trained(index)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    reached = [prepared.set_trained(index) for index in range(len(prepared.stages))]
+    for index, unreached in enumerate(reached):
+        prepared.set_trained(index)
+        prepared.distillers[index].to(device)
         report.stages.append(_stage(prepared, index, unreached))
     return report
 
@@ -95,10 +102,12 @@ def _stage(prepared: Prepared, index: int, unreached: list[str]) -> StageReport:
     parameters = list(distiller.parameters())
     trains = sum(p.numel() for p in parameters if p.requires_grad)
     values = {name: float(part) for name, part in _probe(distiller, prepared.probe()).items()}
-    seconds, saved = _timed_step(prepared, distiller, stage.batch)
+    live = distiller.teacher
+    passes = distiller.steps * stage.batch / len(prepared.train)
+    cached = cachable(live.tap.sites) if live and passes >= PASSES else []
+    seconds, saved = _timed_step(prepared, distiller, stage.batch, bool(cached))
     everything = sum(p.numel() for p in parameters)
     teacher = efficiency.parameters(prepared.teacher) if prepared.teacher is not None else 0
-    live = distiller.teacher
     return StageReport(
         name=stage.name,
         steps=distiller.steps,
@@ -106,6 +115,9 @@ def _stage(prepared: Prepared, index: int, unreached: list[str]) -> StageReport:
         lr=stage.lr,
         trains=trains,
         frozen=everything - trains,
+        frozen_modules=_modules(
+            n for n, p in distiller.named_parameters() if not p.requires_grad and n not in unreached
+        ),
         unreached=unreached,
         student_sites=_sites(distiller.tap),
         teacher_sites=_sites(live.tap) if live else [],
@@ -114,6 +126,7 @@ def _stage(prepared: Prepared, index: int, unreached: list[str]) -> StageReport:
         terms=list(_terms(distiller, values, prepared)),
         # Weights of both, and for what trains its gradient and the optimiser's two moments.
         memory_gib=(4 * (everything + teacher + 3 * trains) + saved) / 2**30,
+        cache_gib=sum(size_of(s, live.tap, prepared.train, torch.float32) for s in cached) / 2**30 if live else 0.0,
         seconds=seconds * distiller.steps,
     )
 
@@ -145,18 +158,29 @@ def _what(objective: Objective) -> str:
 
 
 def _probe(distiller: Distiller, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    for objective in distiller.terms.values():
-        objective.at(Moment(seed=distiller.seed, stage=distiller.stage))
+    distiller.at(0, 0)
     with torch.no_grad():
-        return distiller.eval()(**batch).parts
+        return distiller.eval()(**_there(distiller, batch)).parts
 
 
-def _timed_step(prepared: Prepared, distiller: Distiller, batch: int) -> tuple[float, float]:
+def _there(distiller: Distiller, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    device = next(distiller.parameters()).device
+    return {name: column.to(device) for name, column in batch.items()}
+
+
+def _modules(names: Iterable[str]) -> list[str]:
+    """The modules that hold these parameters."""
+    return list(dict.fromkeys(name.removeprefix("student.").rpartition(".")[0] for name in names))
+
+
+def _timed_step(prepared: Prepared, distiller: Distiller, batch: int, cached: bool) -> tuple[float, float]:
     """Seconds and saved bytes of a step, from a forward and backward of a few examples of middling length."""
     lengths = prepared.train.lengths
     few = min(batch, EXAMPLES, len(lengths))
     middle = np.argsort(lengths, kind="stable")[(len(lengths) - few) // 2 :][:few]
-    examples = prepared.train.batch(middle, bucket(int(lengths[middle].max()), prepared.longest))
+    shape = bucket(int(lengths[middle].max()), prepared.longest)
+    examples = _there(distiller, prepared.train.batch(middle, shape))
+    known = distiller.teacher.features(**examples) if cached and distiller.teacher else None
     seen: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:
@@ -169,8 +193,10 @@ def _timed_step(prepared: Prepared, distiller: Distiller, batch: int) -> tuple[f
         seen.clear()
         start = time.perf_counter()
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            loss = distiller.train()(**examples).loss
+            loss = distiller.train()(teacher_features=known, **examples).loss
         loss.backward()
+        if loss.is_cuda:
+            torch.cuda.synchronize()
         seconds = time.perf_counter() - start
         distiller.zero_grad(set_to_none=True)
     distiller.eval()
@@ -237,6 +263,8 @@ def _stage_table(stage: StageReport) -> Table:
 
 def _stage_lines(stage: StageReport) -> Iterator[str]:
     yield f"  trains {stage.trains:,} parameters; {stage.frozen:,} are frozen; keeps the {stage.keeps} student"
+    if stage.frozen_modules:
+        yield f"  frozen: {', '.join(stage.frozen_modules)}"
     if stage.unreached:
         yield f"  no objective reaches {', '.join(stage.unreached)}: frozen"
     yield f"  reads of the student: {'; '.join(stage.student_sites)}"
@@ -246,4 +274,5 @@ def _stage_lines(stage: StageReport) -> Iterator[str]:
     yield (
         f"  {stage.steps:,} steps of {stage.batch} examples at lr {stage.lr:g}: about {clock(stage.seconds)} here, "
         f"about {stage.memory_gib:.1f} GiB"
+        + (f", and {stage.cache_gib:.2f} GiB for the teacher's answers, asked for once" if stage.cache_gib else "")
     )

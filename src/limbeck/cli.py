@@ -96,11 +96,12 @@ class Change:
 
     def overrides(self) -> list[str]:
         """The shortcuts, then what --set says."""
-        from limbeck.spec import code_allowed
-
-        code_allowed.set(self.allow_code)
         short = {"epochs": self.epochs, "lr": self.lr, "batch": self.batch}
         return [f"stages.*.{key}={value}" for key, value in short.items() if value is not None] + (self.set or [])
+
+    def options(self) -> dict[str, Any]:
+        """As distill and finetune take them."""
+        return {"seed": self.seed, "set": self.overrides(), "allow_code": self.allow_code}
 
 
 @dataclass
@@ -156,7 +157,8 @@ def takes(**groups: type) -> Callable[[Callable], Callable]:
             try:
                 command(**values, **filled)
             except KeyboardInterrupt:  # left to typer, it would end without a word
-                error.print("limbeck: interrupted. The same command with --resume goes on from the last checkpoint.")
+                again = " The same command with --resume goes on from the last checkpoint." if "going" in filled else ""
+                error.print(f"limbeck: interrupted.{again}")
                 raise typer.Exit(130) from None
 
         parameters = [*own, *given, debug]
@@ -199,7 +201,7 @@ def finetune(
     """Make a teacher, or a baseline: `limbeck finetune --model M --task rte --data glue/ --out runs/teacher`."""
     from limbeck.run import finetune as run
 
-    run(model, layers=layers, seed=change.seed, set=change.overrides(), **going.options(), **data.spec())
+    run(model, layers=layers, **change.options(), **going.options(), **data.spec())
 
 
 RECIPE = typer.Argument(help="A shipped recipe (`limbeck recipes`), one of its variants (`pkd:last`), or a YAML file.")
@@ -211,7 +213,7 @@ def distill(recipe: Annotated[str, RECIPE], models: Models, data: Data, change: 
     """The main job: `limbeck distill pkd --teacher T --layers 6 --task rte --data glue/ --out runs/rte`."""
     from limbeck.run import distill as run
 
-    run(recipe, **asdict(models), seed=change.seed, set=change.overrides(), **going.options(), **data.spec())
+    run(recipe, **asdict(models), **change.options(), **going.options(), **data.spec())
 
 
 @app.command()
@@ -229,9 +231,9 @@ def check(
     from limbeck.prepare import prepare, request
     from limbeck.recipe import task_values
 
-    asked = request(recipe, DataSpec(**data.spec()), overrides=change.overrides(), **asdict(models), seed=change.seed)
+    asked = request(recipe, DataSpec(**data.spec()), **asdict(models), **change.options())
     report = examine(prepare(asked), task_values(recipe, asked.data.task_name))
-    out.print_json(data=report.plain()) if as_json else out.print(shown(report))
+    out.print_json(data=report.plain()) if as_json else out.print(shown(report), soft_wrap=False)
 
 
 @app.command()
@@ -247,7 +249,7 @@ def evaluate(
     from limbeck.data.spec import DataSpec
 
     rows = compare(model, DataSpec(**data.spec()), predictions)
-    out.print_json(data=rows) if as_json else out.print(shown(rows))
+    out.print_json(data=rows) if as_json else out.print(shown(rows), soft_wrap=False)
 
 
 @app.command()
@@ -271,18 +273,16 @@ def recipes(
     """List the methods; with a NAME, show its card and its recipe."""
     from limbeck import recipe as book
 
-    if name:
-        found = book.read(name.partition(":")[0])
-        card = book.card(name.partition(":")[0]) or ""
-        out.print_json(data={**found, "card": card}) if as_json else out.print(Markdown(card))
-        return
-    known = [{"name": n, **{k: book.read(n).get(k) for k in ("about", "variants", "tasks")}} for n in book.shipped()]
+    known = book.listed() if name is None else [book.described(name)]
     if as_json:
-        return out.print_json(data=known)
-    table = Table("recipe", "variants", "what it does")
-    for one in known:
-        table.add_row(one["name"], ", ".join(one["variants"] or []), one["about"])
-    out.print(table)
+        out.print_json(data=known if name is None else known[0])
+    elif name:
+        out.print(Markdown(f"{known[0]['card']}\n## As YAML\n```yaml\n{known[0]['yaml']}```"), soft_wrap=False)
+    else:
+        table = Table("recipe", "variants", "what it does")
+        for one in known:
+            table.add_row(one["name"], ", ".join(one["variants"]), one["about"])
+        out.print(table, soft_wrap=False)
 
 
 def main() -> None:

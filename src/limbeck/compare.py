@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from rich.table import Table
 
 from limbeck import architectures, efficiency, evaluation, models
@@ -13,48 +14,41 @@ from limbeck.data.labels import align
 from limbeck.data.loading import load
 from limbeck.data.spec import DataSpec
 from limbeck.folder import write_text
+from limbeck.report.tables import count
 
 
 def compare(names: list[str], data: DataSpec, predictions: Path | None = None) -> list[dict[str, Any]]:
-    """A row a model: scores of every split, parameters, milliseconds a forward (taken in turns), agreement."""
+    """A row a model: scores of every split, size, milliseconds a forward (taken in turns), agreement with the first."""
     corpus = load(data, train=False)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     rows, answers = [], []
-    loaded = {name: models.load_model(name) for name in names}
-    batch = None
+    loaded = {name: models.load_model(name).to(device) for name in names}  # type: ignore[arg-type]
+    batches = {}
     first: dict[str, np.ndarray] = {}
     for name, model in loaded.items():
         models.check_kind(model, corpus.task, name)
         tokenizer = models.load_tokenizer(name)
         aligned, _ = align(corpus, dict(enumerate(models.label_names(model))), name)
+        labels = aligned.task.labels
         longest = models.longest_input(model.config, tokenizer, data.max_length)
-        columns = architectures.inputs(model)
-        row: dict[str, Any] = {"model": name, "parameters": efficiency.parameters(model), "scores": {}, "agreement": {}}
+        row: dict[str, Any] = {"model": name, "scores": {}, "agreement": {}}
         for split, examples in aligned.evals.items():
-            encoded = encode(examples, tokenizer, columns, longest)
+            encoded = encode(examples, tokenizer, architectures.inputs(model), longest)
             logits = evaluation.predict(model, encoded)
-            labels = np.asarray(encoded.labels)
-            row["scores"][split] = evaluation.measure(aligned.task, logits, labels)
-            row["agreement"][split] = evaluation.agreement(
-                _in_order(logits, aligned.task.labels),
-                first.setdefault(split, _in_order(logits, aligned.task.labels)),
-                aligned.task,
-            )
+            row["scores"][split] = evaluation.measure(aligned.task, logits, np.asarray(encoded.labels))
+            reference = first.setdefault(split, _in_order(logits, labels))
+            row["agreement"][split] = evaluation.agreement(_in_order(logits, labels), reference, aligned.task)
             answers += [
-                {
-                    "model": name,
-                    "split": split,
-                    "index": i,
-                    "prediction": _answer(z, aligned.task.labels),
-                    "logits": z.tolist(),
-                }
+                {"model": name, "split": split, "index": i, "prediction": _answer(z, labels), "logits": z.tolist()}
                 for i, z in enumerate(logits)
             ]
-            batch = batch or efficiency.typical_batch(encoded)
+            batches.setdefault(name, efficiency.typical_batch(encoded))
+        row["parameters"] = efficiency.parameters(model)
+        row["gflops"] = efficiency.flops(model, batches[name]) / 1e9
         rows.append(row)
-    if batch is not None:
-        for row, ms in zip(rows, efficiency.latency(loaded, batch).values()):
-            row["latency_ms"] = ms
-            row["speedup"] = rows[0]["latency_ms"] / ms
+    for row, ms in zip(rows, efficiency.latency(loaded, batches).values()):
+        row["latency_ms"] = ms
+        row["speedup"] = efficiency.speedup({"teacher": rows[0]["latency_ms"], "student": ms})
     if predictions:
         write_text(predictions, "".join(json.dumps(answer, ensure_ascii=False) + "\n" for answer in answers))
     return rows
@@ -64,17 +58,20 @@ def shown(rows: list[dict[str, Any]]) -> Table:
     """The rows as a table."""
     metrics = [(split, metric) for split, found in rows[0]["scores"].items() for metric in found]
     several = len(rows[0]["scores"]) > 1
-    table = Table(caption="agreement and speed-up: against the first model" if len(rows) > 1 else None)
+    table = Table(
+        caption="GFLOPs, ms: one example; agreement, speed-up: with the first model" if len(rows) > 1 else None
+    )
     table.add_column("model")
     for split, metric in metrics:
         table.add_column(f"{split} {metric}" if several else metric, justify="right")
-    for heading in ("parameters", "ms a forward", "speed-up", "agreement"):
+    for heading in ("parameters", "GFLOPs", "ms", "speed-up", "agreement"):
         table.add_column(heading, justify="right")
     for row in rows:
         table.add_row(
             row["model"],
             *(f"{row['scores'][split][metric]:.2f}" for split, metric in metrics),
-            f"{row['parameters'] / 1e6:.1f} M",
+            count(row["parameters"]),
+            f"{row['gflops']:.2f}",
             f"{row['latency_ms']:.1f}",
             f"{row['speedup']:.2f}×",
             f"{next(iter(row['agreement'].values())):.1f}",

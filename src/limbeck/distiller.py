@@ -59,7 +59,7 @@ class Distiller(nn.Module):
         )
         for objective in self.terms.values():
             objective.bind(models, aligners or {})
-        sites = {read for o in self.terms.values() for read in o.reads()}
+        sites = self.reads()
         self.tap = Tap(student, [(r.feature, r.layer) for r in sites if r.model == "student"])
         wanted = [(r.feature, r.layer) for r in sites if r.model == "teacher"]
         if wanted and teacher is None:

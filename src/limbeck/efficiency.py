@@ -38,14 +38,18 @@ def typical_batch(encoded: Encoded, batch_size: int = 1) -> dict[str, Tensor]:
 
 
 def latency(
-    models: Mapping[str, PreTrainedModel], batch: Mapping[str, Tensor], *, repeats: int = 50, seconds: float = 3.0
+    models: Mapping[str, PreTrainedModel],
+    batches: Mapping[str, Mapping[str, Tensor]],
+    *,
+    repeats: int = 50,
+    seconds: float = 3.0,
 ) -> dict[str, float]:
-    """Milliseconds of one forward of `batch`, by model: the median of `repeats` rounds, or of those begun in `seconds`.
+    """Milliseconds of one forward of its batch, by model: the median of `repeats` rounds, or of those in `seconds`.
 
     The models take turns, so that a busy or warming machine slows all of them alike and their ratio holds.
     """
     times: dict[str, list[float]] = {name: [] for name in models}
-    ready = {name: arguments(model, batch) for name, model in models.items()}
+    ready = {name: arguments(model, batches[name]) for name, model in models.items()}
     with evaluating(*models.values()), torch.inference_mode():
         for _ in range(WARM_UP_ROUNDS):
             for name, model in models.items():

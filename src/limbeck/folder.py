@@ -46,12 +46,7 @@ class RunFolder:
 def write_text(path: Path, text: str) -> None:
     """Write a file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("w", encoding="utf8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    write_file(path, lambda place: place.write_text(text, encoding="utf8"))
 
 
 def write_json(path: Path, data: Any) -> None:
@@ -59,9 +54,9 @@ def write_json(path: Path, data: Any) -> None:
     write_text(path, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
 
 
-def write_file(path: Path, write: Callable[[Path], None]) -> None:
-    """Have `write` make a file under another name, then put it in place."""
-    temporary = path.with_name(f".{path.name}.tmp")
+def write_file(path: Path, write: Callable[[Path], object]) -> None:
+    """Have `write` make a file under another name, of this process alone, then put it in place."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     write(temporary)
     _sync(temporary)
     temporary.replace(path)

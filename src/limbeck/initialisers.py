@@ -32,7 +32,11 @@ def layers(start: Start, *, which: str | list[int] = "first") -> None:
     """Embeddings and some layers of the source: `first`, `top`, `uniform`, `sanh`, or a list such as [4, 8, 12]."""
     depth, available = _depths(start)
     if isinstance(which, str):
-        chosen = bind(parse(which), MAPPINGS, "choice of layers")(depth, available).teacher
+        found = bind(parse(which), MAPPINGS, "choice of layers")(depth, available)
+        if found.draw:
+            raise LimbeckError(f"layers({which}): a student starts once, so its layers cannot be drawn at random.")
+        start.notes += [found.note] if found.note else []
+        chosen = found.teacher
     else:
         chosen = tuple(which)
     if len(chosen) != depth or not all(1 <= layer <= available for layer in chosen):

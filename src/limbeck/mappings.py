@@ -17,6 +17,7 @@ class Layers(NamedTuple):
     student: tuple[int, ...]
     teacher: tuple[int, ...]
     draw: Callable[[int, int, int], list[int]] | None = None
+    note: str = ""  # what a user should hear
 
 
 def uniform(student: int, teacher: int, *, last: bool = True, embeddings: bool = False) -> Layers:
@@ -46,7 +47,8 @@ def last(student: int, teacher: int) -> Layers:
 def sanh(student: int, teacher: int) -> Layers:
     """DistilBERT's layers, 1, 3, 5, 8, 10, 12 of 12, where the teacher is twice as deep; otherwise `uniform`."""
     if teacher != 2 * student:
-        return uniform(student, teacher)
+        note = f"sanh is made for a teacher twice as deep, not {teacher} layers over {student}: uniform is used"
+        return uniform(student, teacher)._replace(note=note)
     return _pairs([(k, 2 * k - 1 if k <= student // 2 else 2 * k) for k in _layers(student)])
 
 

@@ -138,6 +138,16 @@ def check_vocabulary(teacher: PreTrainedTokenizerBase, student: str, config: Pre
         )
 
 
+def check_tokens(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+    """A model must know every token its tokenizer makes."""
+    known = config_of(name).vocab_size
+    if len(tokenizer) > known:
+        raise LimbeckError(
+            f'the tokenizer of "{name}" makes {len(tokenizer)} tokens and the model knows {known}: they do not belong '
+            "together. Save the model's own tokenizer beside it."
+        )
+
+
 def longest_input(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, wanted: int) -> int:
     """How many tokens both the model's positions and its tokenizer allow."""
     if wanted < 3:

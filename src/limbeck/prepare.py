@@ -22,9 +22,9 @@ from limbeck.engine.loop import total_steps
 from limbeck.engine.world import seed_for
 from limbeck.errors import LimbeckError
 from limbeck.initialisers import start_student
-from limbeck.objectives import Labels, NamedAligner, build
+from limbeck.objectives import Labels, Match, NamedAligner, build
 from limbeck.recipe import Recipe, Stage, resolve
-from limbeck.spec import parse
+from limbeck.spec import code_allowed, parse
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,8 @@ def request(
     recipe: str,
     data: DataSpec,
     *,
-    overrides: Iterable[str] = (),
+    set: Iterable[str] = (),
+    allow_code: bool = False,
     teacher: str | None = None,
     student: str | None = None,
     layers: int | None = None,
@@ -110,7 +111,8 @@ def request(
     """Resolve the recipe for the task, with every fault reported at once."""
     if seed < 0:
         raise LimbeckError(f"--seed {seed} must be 0 or more.")
-    resolved = resolve(recipe, task=data.task_name, overrides=overrides)
+    code_allowed.set(allow_code)
+    resolved = resolve(recipe, task=data.task_name, overrides=set)
     return Request(resolved, data, teacher, student, layers, width, seed)
 
 
@@ -127,6 +129,7 @@ def prepare(asked: Request) -> Prepared:
     if origin is None:
         raise LimbeckError("give --teacher, the model to distil.")
     tokenizer = models.load_tokenizer(asked.teacher or origin)
+    models.check_tokens(tokenizer, asked.teacher or origin)
     corpus, source = _models_agree(asked, corpus, teacher, tokenizer, notes)
     start = start_student(
         recipe.init,
@@ -141,6 +144,8 @@ def prepare(asked: Request) -> Prepared:
     _check_depths(start.student, teacher)
     both = [model for model in (teacher, start.student) if model is not None]
     longest = min(models.longest_input(model.config, tokenizer, asked.data.max_length) for model in both)
+    if longest < asked.data.max_length:
+        notes.append(f"texts are cut at {longest} tokens, the most these models take")
     columns = {column for model in both for column in architectures.inputs(model)}
     train = encode(_training(corpus), tokenizer, columns, longest)
     evals = {name: encode(split, tokenizer, columns, longest) for name, split in corpus.evals.items()}
@@ -158,8 +163,10 @@ def prepare(asked: Request) -> Prepared:
                 seed=asked.seed,
                 stage=index,
             )
+        at = f"stage {recipe.stages[index].name}"
+        notes += [f"{at}: {n} has weight 0 throughout and is left out" for n in distiller.dropped]
         notes += [
-            f"stage {recipe.stages[index].name}: {n} has weight 0 throughout and is left out" for n in distiller.dropped
+            f"{at}: {n}: {o.layers.note}" for n, o in distiller.terms.items() if isinstance(o, Match) and o.layers.note
         ]
         distillers.append(distiller)
     return Prepared(
@@ -235,7 +242,8 @@ def _models_agree(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(asked.seed)  # a classifier the checkpoint lacks is drawn
         source = models.load_model(name, corpus.task)
-    models.adopt_labels(source, corpus.task, f"student {name}")
+    if any(parse(call).name == "checkpoint" for call in asked.recipe.init):  # otherwise its classifier is not used
+        models.adopt_labels(source, corpus.task, f"student {name}")
     return corpus, source
 
 

@@ -70,6 +70,19 @@ def card(name: str) -> str | None:
     return path.read_text("utf8") if path.is_file() else None
 
 
+def listed() -> list[dict[str, Any]]:
+    """What there is to choose from: name, about, variants and values by task of every shipped recipe."""
+    found = [read(name) for name in shipped()]
+    return [{"name": one["name"], "about": one.get("about", ""), "variants": one.get("variants") or {},
+             "tasks": one.get("tasks") or {}} for one in found]  # fmt: skip
+
+
+def described(name: str) -> dict[str, Any]:
+    """All about one recipe, or one of its variants: its card, and itself as YAML."""
+    base = name.partition(":")[0]
+    return {**read(base), "card": card(base) or "", "yaml": save(resolve(name))}
+
+
 def read(name: str) -> dict[str, Any]:
     """The YAML of a shipped recipe or of a file, as it stands."""
     path = Path(name)
@@ -219,7 +232,9 @@ def _descend(node: Any, keys: list[str], value: Any, path: str) -> None:
                 f'"{path}": there is no "{key}".{did_you_mean(key, filter(None, names))} There: {known}.'
             )
         for i in chosen:
-            if rest:
+            if isinstance(node[i], str) and len(rest) == 1:
+                node[i] = str(parse(node[i]).with_option(rest[0], value))
+            elif rest:
                 _descend(node[i], rest, value, path)
             else:
                 node[i] = copy.deepcopy(value)

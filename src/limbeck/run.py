@@ -1,5 +1,6 @@
 """Recipe → stages → saved student: one run, and the folder it leaves."""
 
+import copy
 import json
 import platform
 import re
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from limbeck import cache, efficiency, evaluation
+from limbeck import efficiency, evaluation
 from limbeck import recipe as recipes
 from limbeck.data.spec import DataSpec
 from limbeck.engine.checkpoints import Checkpoints, State, plain
@@ -27,7 +28,7 @@ from limbeck.models import quiet
 from limbeck.prepare import Prepared, Request, fingerprint, prepare, request
 from limbeck.report.card import model_card
 from limbeck.report.page import write_report
-from limbeck.teachers import Cached, Live
+from limbeck.teachers import Live, remembering
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ def distill(
     student: str | Path | None = None,
     seed: int = 42,
     set: Iterable[str] = (),
+    allow_code: bool = False,
     resume: bool = False,
     track: str | None = None,
     pace: Pace | None = None,
@@ -62,12 +64,14 @@ def distill(
     """Distil `teacher` into a student of `layers` layers, or into the checkpoint `student`.
 
     `data` says what to learn from, in the words of the command line: `task` and `data`, or `train`, `eval`, `test`
-    with `text`, `text_pair`, `label`, `labels`, `max_length`. `set` changes values of the recipe, as `--set` does.
+    with `text`, `text_pair`, `label`, `labels`, `max_length`. `set` changes values of the recipe, as `--set` does;
+    `allow_code` lets it name Python functions by dotted path.
     """
     asked = request(
         recipe,
         DataSpec(**data),
-        overrides=set,
+        set=set,
+        allow_code=allow_code,
         teacher=str(teacher) if teacher else None,
         student=str(student) if student else None,
         layers=layers,
@@ -84,6 +88,7 @@ def finetune(
     layers: int | None = None,
     seed: int = 42,
     set: Iterable[str] = (),
+    allow_code: bool = False,
     resume: bool = False,
     track: str | None = None,
     pace: Pace | None = None,
@@ -91,7 +96,9 @@ def finetune(
     **data: Any,
 ) -> Run:
     """Fine-tune `model`, or its first `layers` layers, on labels: a teacher, or a baseline. `data` as in `distill`."""
-    asked = request("finetune", DataSpec(**data), overrides=set, student=str(model), layers=layers, seed=seed)
+    asked = request(
+        "finetune", DataSpec(**data), set=set, allow_code=allow_code, student=str(model), layers=layers, seed=seed
+    )
     return execute(asked, out, resume=resume, track=track, pace=pace, quiet=quiet)
 
 
@@ -128,10 +135,10 @@ def execute(
     accelerator.wait_for_everyone()
     if track:
         accelerator.init_trackers("limbeck")
-    state = _train(prepared, folder, accelerator, display, pace or Pace())
+    state, earlier = _train(prepared, folder, accelerator, display, pace or Pace())
     scores: dict[str, Any] = {}
     if accelerator.is_main_process:
-        scores = _score(prepared, state, accelerator.device, time.monotonic() - began)
+        scores = _score(prepared, state, accelerator.device, earlier + time.monotonic() - began)
         _leave(prepared, folder, scores)
         display.say(_summary(scores, folder))
     if track:
@@ -140,11 +147,15 @@ def execute(
     return Run(folder.path, scores)
 
 
-def _train(prepared: Prepared, folder: RunFolder, accelerator, display: Display, pace: Pace) -> State:
+def _train(prepared: Prepared, folder: RunFolder, accelerator, display: Display, pace: Pace) -> tuple[State, float]:
+    """Train every stage; how things stand at the end, and the seconds that earlier tries of a resumed run took."""
     student = prepared.student.to(accelerator.device)  # type: ignore[arg-type]
+    light = None
+    if prepared.teacher is not None and accelerator.mixed_precision == "bf16":
+        light = copy.deepcopy(prepared.teacher).to(torch.bfloat16)  # type: ignore[arg-type]
     for distiller in prepared.distillers:
-        if isinstance(distiller.teacher, Live) and accelerator.mixed_precision == "bf16":
-            distiller.teacher.lighten(torch.bfloat16)
+        if isinstance(distiller.teacher, Live) and light is not None:
+            distiller.teacher.lighten(light)
         distiller.to(accelerator.device)
     aligners = {f"aligners.{n}": a.module for n, a in prepared.aligners.items() if a.module is not None}
     selected = next(iter(prepared.evals.values()), None)
@@ -173,6 +184,7 @@ def _train(prepared: Prepared, folder: RunFolder, accelerator, display: Display,
 
     checkpoint = loop.checkpoints.newest()
     state = checkpoint.state if checkpoint else State(seconds=[0.0] * len(prepared.stages))
+    earlier = sum(state.seconds)
     folder.cut_log(state.logged)
     if checkpoint:
         checkpoint.load(kept(state))
@@ -181,44 +193,34 @@ def _train(prepared: Prepared, folder: RunFolder, accelerator, display: Display,
         index = state.stage
         if frozen := prepared.set_trained(index):
             display.say(f"stage {prepared.stages[index].name}: no objective reaches {_listed(frozen)}; frozen")
-        began, live = time.monotonic(), prepared.distillers[index].teacher
-        _cache_teacher(prepared, index, accelerator, pace, display)
-        if state.seconds is not None:
-            state.seconds[index] += time.monotonic() - began
+        began, distiller = time.monotonic(), prepared.distillers[index]
+        live = distiller.teacher
+        if isinstance(live, Live):
+            distiller.teacher = remembering(
+                live,
+                prepared.train,
+                passes=distiller.steps * prepared.stages[index].batch / len(prepared.train),
+                choice=pace.cache,
+                device=accelerator.device,
+                say=display.say,
+            )
+        state.seconds[index] += time.monotonic() - began
+        loop.before = sum(distiller.steps for distiller in prepared.distillers[:index])
         loop.run(
-            prepared.distillers[index],
+            distiller,
             prepared.stages[index],
             state,
             prepared.keeps(index),
             checkpoint if checkpoint and state.step > 0 else None,
         )
         if live is not None:
-            prepared.distillers[index].teacher = live  # the memory of a cache goes with its stage
+            distiller.teacher = live  # the memory of a cache goes with its stage
         state = State(stage=index + 1, seconds=state.seconds, logged=folder.logged())
         if accelerator.is_main_process:
             loop.checkpoints.save(state, kept(state), None)
         accelerator.wait_for_everyone()
         checkpoint = None
-    return state
-
-
-def _cache_teacher(prepared: Prepared, index: int, accelerator, pace: Pace, display: Display) -> None:
-    """Have the teacher answer once for every example, where a stage will ask for most of them more than once."""
-    distiller, stage, data = prepared.distillers[index], prepared.stages[index], prepared.train
-    live = distiller.teacher
-    asked = distiller.steps * stage.batch / len(data)
-    if not isinstance(live, Live) or pace.cache == "off" or (pace.cache == "auto" and asked < 2):
-        return
-    tables = cache.build(
-        live.tap,
-        data,
-        device=accelerator.device,
-        dtype=torch.bfloat16 if accelerator.mixed_precision == "bf16" else torch.float32,
-        folder=None if pace.cache == "auto" else Path(pace.cache),
-        say=display.say,
-    )
-    if tables:
-        distiller.teacher = Cached(live, tables, data.offsets, accelerator.device)
+    return state, earlier
 
 
 def _score(prepared: Prepared, state: State, device: torch.device, seconds: float) -> dict[str, Any]:
@@ -243,13 +245,15 @@ def _score(prepared: Prepared, state: State, device: torch.device, seconds: floa
         "teacher": teacher,
         "student": student,
         "retention": evaluation.retention(student, teacher) if student is not None else None,
-        "metrics": here,
+        "metrics": {who: here.get(who, {}) for who in models},
         "splits": {place: found for place, found in scored.items() if place != split},
         "split": split,
-        "selected_on": names[0] if names and prepared.keeps(len(prepared.stages) - 1) == "best" else None,
-        "params": {who: efficiency.parameters(model) for who, model in present.items()},
+        "selected_on": names[0]
+        if scored.get(names[0]) and prepared.keeps(len(prepared.stages) - 1) == "best"
+        else None,
+        "params": {who: efficiency.parameters(model) if model is not None else None for who, model in models.items()},
         "latency_ms": {
-            **efficiency.latency(present, batch),
+            **efficiency.latency(present, dict.fromkeys(present, batch)),
             "batch": len(batch["input_ids"]),
             "length": batch["input_ids"].shape[1],
             "device": device.type,
@@ -259,9 +263,7 @@ def _score(prepared: Prepared, state: State, device: torch.device, seconds: floa
         "recipe": asked.recipe.name,
         "seconds": {
             "total": round(seconds, 2),
-            "per_stage": {
-                s.name: round(spent, 2) for s, spent in zip(prepared.stages, state.seconds or [], strict=False)
-            },
+            "per_stage": {s.name: round(spent, 2) for s, spent in zip(prepared.stages, state.seconds)},
         },
     }
 
@@ -329,7 +331,7 @@ def _check_folder(folder: RunFolder, resume: bool) -> None:
     parent = next(place for place in folder.path.absolute().parents if place.exists())
     if not parent.is_dir():
         raise LimbeckError(f'--out "{folder.path}" lies below a file, {parent}. Give another folder.')
-    if not folder.path.exists() or (folder.path.is_dir() and not any(folder.path.iterdir())):
+    if not folder.path.exists() or (folder.path.is_dir() and not any(_there(folder.path))):
         return
     if not folder.request.exists():
         raise LimbeckError(f'--out "{folder.path}" holds something that is no run. Give an empty or new folder.')
@@ -338,6 +340,11 @@ def _check_folder(folder: RunFolder, resume: bool) -> None:
             f'--out "{folder.path}" holds another run{" (finished)" if folder.finished else ""}. '
             "Add --resume to go on with it, or give another folder."
         )
+
+
+def _there(path: Path) -> Iterable[Path]:
+    """What lies in a folder, but for what a killed run was writing."""
+    return (place for place in path.iterdir() if place.suffix != ".tmp")
 
 
 def _check_same(folder: RunFolder, asked: Request, prepared: Prepared) -> None:

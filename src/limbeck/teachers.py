@@ -1,17 +1,22 @@
 """The teacher: Live or Cached, answering alike with the features somebody reads."""
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
-from limbeck.cache import Table
+from limbeck.cache import Table, build
+from limbeck.data.encoding import Encoded
 from limbeck.data.plan import FILL
 from limbeck.features import Rows
-from limbeck.taps import Features, Site, Tap
+from limbeck.taps import Features, Site, Tap, full_precision
+
+PASSES = 2  # over the data, from which on a cache pays
 
 
 class Live:
@@ -20,25 +25,33 @@ class Live:
     def __init__(self, model: PreTrainedModel, sites: Iterable[Site]) -> None:
         self.model = model.eval().requires_grad_(False)
         self.tap = Tap(model, sites)
+        self.light = False
 
     @torch.no_grad()
     def features(self, **batch: Tensor) -> Features:
         """The features read, for this batch."""
-        return self.tap(**batch)
+        with full_precision(batch["input_ids"]) if self.light else nullcontext():
+            return self.tap(**batch)
 
-    def stage(self, ids: np.ndarray, length: int) -> None:
+    def only(self, sites: Iterable[Site]) -> "Live":
+        """The same teacher, asked for less."""
+        fewer = copy.copy(self)
+        fewer.tap = Tap(self.model, sites)
+        return fewer
+
+    def fetch(self, ids: np.ndarray, length: int) -> None:
         """Make ready for a batch of these examples: nothing to do for one that runs."""
 
-    def lighten(self, dtype: torch.dtype) -> None:
-        """Hold matrices in `dtype`: what autocast to it would make of them at every step.
+    def lighten(self, model: PreTrainedModel) -> None:
+        """Run this copy, in half precision throughout, which spares the casts that autocast makes at every layer."""
+        self.model = model.eval().requires_grad_(False)
+        self.tap = Tap(model, self.tap.sites)
+        self.light = True
 
-        It holds a copy; the model that was given stays as it is.
-        """
-        self.model = copy.deepcopy(self.model)
-        for module in self.model.modules():
-            if isinstance(module, nn.Linear):
-                module.to(dtype)
-        self.tap = Tap(self.model, self.tap.sites)
+    @property
+    def dtype(self) -> torch.dtype:
+        """The precision it runs in."""
+        return self.model.dtype
 
 
 class Cached:
@@ -52,7 +65,7 @@ class Cached:
         self.model, self.tables, self.device = live.model, list(tables), device
         rest = [site for site in live.tap.sites if site not in {table.site for table in tables}]
         self.tap = live.tap
-        self.live = Live(live.model, rest) if rest else None
+        self.live = live.only(rest) if rest else None
         self.offsets = torch.from_numpy(offsets)
         self.offsets_here = self.offsets.to(device)
         self.staged: dict[tuple[Site, int, int], Tensor] = {}
@@ -69,7 +82,7 @@ class Cached:
             known[table.site] = Rows(values.float(), rows)
         return known
 
-    def stage(self, ids: np.ndarray, length: int) -> None:
+    def fetch(self, ids: np.ndarray, length: int) -> None:
         """Bring what lies on the host to the device, for a batch of these examples."""
         for table in self.tables:
             if self._on_host(table):
@@ -84,6 +97,20 @@ class Cached:
 
     def _on_host(self, table: Table) -> bool:
         return table.values.device.type != self.device.type
+
+
+def remembering(
+    live: Live, data: Encoded, *, passes: float, choice: str, device: torch.device, say: Callable[[str], None]
+) -> Live | Cached:
+    """The teacher for a stage that goes over the data `passes` times: cached if that pays, as the user's choice allows.
+
+    `choice` is off, auto, or a folder to keep the answers in.
+    """
+    if choice == "off" or (choice == "auto" and passes < PASSES):
+        return live
+    folder = None if choice == "auto" else Path(choice)
+    tables = build(live.tap, live.features, data, device=device, dtype=live.dtype, folder=folder, say=say)
+    return Cached(live, tables, data.offsets, device) if tables else live
 
 
 def gather(table: Table, offsets: Tensor, ids: Tensor, length: int) -> Tensor:

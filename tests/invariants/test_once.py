@@ -25,7 +25,7 @@ class NoStep:
     """Stands where the optimiser's step does, and moves nothing."""
 
     captures = optimizer = None
-    stage = nullcontext
+    running = nullcontext
 
     def __init__(self, *_, **__):
         pass

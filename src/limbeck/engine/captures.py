@@ -12,41 +12,38 @@ class Captures:
     graph may use the same memory. Work that cannot be captured runs eagerly from then on, and `refused` says why.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, say: Callable[[str], None] = lambda line: None) -> None:
+        self.say = say
         self.graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
         self.warm: set[Hashable] = set()
         self.pool = torch.cuda.graph_pool_handle()
-        self.refused: str | None = None
+        self.refused: dict[Hashable, str] = {}
 
     def run(self, key: Hashable, work: Callable[[], None], seed: int) -> None:
         """Do the work, by the fastest means there is for this key. `seed` is the generator's at its start."""
+        if key in self.warm and key not in self.graphs and key not in self.refused:
+            self._capture(key, work)
+            torch.manual_seed(seed)  # capturing drew from the generator
         if key in self.graphs:
             self.graphs[key].replay()
-        elif self.refused or key not in self.warm:
+        else:
             self.warm.add(key)
             work()
-        elif self._captured(key, work):
-            torch.manual_seed(seed)  # capturing drew from the generator
-            self.graphs[key].replay()
-        else:
-            work()
 
-    def _captured(self, key: Hashable, work: Callable[[], None]) -> bool:
+    def _capture(self, key: Hashable, work: Callable[[], None]) -> None:
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
         try:
             with torch.cuda.graph(graph, pool=self.pool, stream=torch.cuda.current_stream()):
                 work()
-        except (RuntimeError, torch.AcceleratorError) as error:
-            self.refused = str(error).strip().splitlines()[0]
+        except RuntimeError as error:
+            self.refused[key] = str(error).strip().splitlines()[0]
+            self.say(f"a step is not captured and runs eagerly: {self.refused[key]}")
             torch.cuda.synchronize()
-            return False
-        self.graphs[key] = graph
-        return True
+        else:
+            self.graphs[key] = graph
 
     def describe(self) -> str:
-        """How many shapes are captured and what they hold, or why none is."""
-        if self.refused:
-            return f"steps run eagerly: {self.refused}"
+        """How many shapes are captured, and what they hold."""
         held = torch.cuda.memory_reserved() / 2**30
         return f"{len(self.graphs)} batch shapes captured as CUDA graphs; {held:.1f} GiB of GPU memory held"

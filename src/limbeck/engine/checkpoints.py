@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
@@ -20,11 +20,10 @@ class State:
     step: int = 0
     judged: int = 0  # the last step whose student was scored
     best: float | None = None
-    best_step: int | None = None
     stale: int = 0  # epochs since the best
     stopped: bool = False  # early
     logged: int = 0  # bytes of metrics.jsonl that belong to the steps done
-    seconds: list[float] | None = None  # spent in each stage
+    seconds: list[float] = field(default_factory=list)  # spent in each stage
 
 
 class Checkpoints:

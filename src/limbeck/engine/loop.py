@@ -4,20 +4,21 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 
 from limbeck.data.encoding import Encoded
-from limbeck.data.plan import FILL, plan, share, steps_per_epoch
+from limbeck.data.plan import FILL, PlannedBatch, padding_share, plan, share, steps_per_epoch
 from limbeck.distiller import Distiller
 from limbeck.engine.checkpoints import Checkpoint, Checkpoints, State
 from limbeck.engine.progress import Display
 from limbeck.engine.schedule import lr_factor
 from limbeck.engine.step import Step
 from limbeck.engine.world import seed_for
-from limbeck.errors import LimbeckError
+from limbeck.errors import LimbeckError, did_you_mean
 from limbeck.folder import RunFolder
 from limbeck.recipe import Stage
 
@@ -39,6 +40,15 @@ class Pace:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise LimbeckError(f"--{name.replace('_', '-')} {value} must be 1 or more.")
+        if self.cache in ("off", "auto"):
+            return
+        place = Path(self.cache)
+        above = next(p for p in (place, *place.absolute().parents) if p.exists())
+        meant = "" if place.exists() or len(place.parts) > 1 else did_you_mean(self.cache, ("off", "auto"))
+        if meant or not above.is_dir():
+            raise LimbeckError(
+                f'--cache "{self.cache}" is not off, not auto and no folder.{meant} A new folder is ./{self.cache}.'
+            )
 
 
 @dataclass
@@ -54,6 +64,7 @@ class Loop:
     pace: Pace
     evaluate: Callable[[], Scores]  # the student's scores, main metric first
     modules: dict[str, torch.nn.Module]  # what every checkpoint holds, the stage's objectives aside
+    before: int = 0  # steps of the stages before
 
     def __post_init__(self) -> None:
         self.checkpoints = Checkpoints(self.folder.checkpoints)
@@ -65,23 +76,28 @@ class Loop:
         distiller.steps = steps = total_steps(stage, len(self.data))
         modules = {**self.modules, "objectives": distiller.objectives}
         distiller.to(self.accelerator.device).train()
-        step = Step(distiller, stage, self.accelerator, self.tokens, eager=self.pace.eager)
+        step = Step(distiller, stage, self.accelerator, self.tokens, eager=self.pace.eager, say=self.display.say)
         if resumed:
             resumed.load(modules)
             step.resume(resumed)
         began = saved = time.monotonic()
-        spent_before = state.seconds[state.stage] if state.seconds else 0.0
+        state.seconds += [0.0] * (state.stage + 1 - len(state.seconds))
+        spent_before = state.seconds[state.stage]
+        first = self._plan(stage, state.stage, 0)
+        self.display.say(
+            f"{stage.name}  {len({batch.length for batch in first})} batch shapes; "
+            f"{padding_share(first, self.data.lengths):.0%} of the token positions are padding"
+        )
         self.display.start(stage.name, steps, state.step)
 
         def save() -> None:
-            if state.seconds is not None:
-                state.seconds[state.stage] = spent_before + time.monotonic() - began
+            state.seconds[state.stage] = spent_before + time.monotonic() - began
             state.logged = self.folder.logged()
             if self.accelerator.is_main_process:
                 self.checkpoints.save(state, modules, step.optimizer)
 
         try:
-            with step.stage():
+            with step.running():
                 while True:
                     epoch, at = divmod(state.step, epoch_steps)
                     # A run killed between an epoch's last step and its scores has to score first.
@@ -89,14 +105,7 @@ class Loop:
                         self._judge(distiller, stage, state, epoch - (at == 0), keep)
                     if state.step == steps or state.stopped:
                         break
-                    batches = plan(
-                        self.data.lengths,
-                        stage.batch,
-                        seed=self.seed,
-                        stage=state.stage,
-                        epoch=epoch,
-                        longest=self.longest,
-                    )
+                    batches = self._plan(stage, state.stage, epoch)
                     for batch in batches[at : at + steps - state.step]:
                         self._step(step, distiller, stage, state, epoch, batch.ids, batch.length)
                         if self._due(saved):
@@ -109,8 +118,10 @@ class Loop:
         if keep == "best" and state.best is not None:
             self.accelerator.wait_for_everyone()
             self.checkpoints.load_best(distiller.student)
-        if state.seconds is not None:
-            state.seconds[state.stage] = spent_before + time.monotonic() - began
+        state.seconds[state.stage] = spent_before + time.monotonic() - began
+
+    def _plan(self, stage: Stage, index: int, epoch: int) -> list[PlannedBatch]:
+        return plan(self.data.lengths, stage.batch, seed=self.seed, stage=index, epoch=epoch, longest=self.longest)
 
     def _step(self, step: Step, distiller: Distiller, stage: Stage, state: State, epoch: int, ids, length: int) -> None:
         world = self.accelerator.num_processes
@@ -151,7 +162,7 @@ class Loop:
             f"{stage.name}  epoch {epoch + 1}  {shown}" + ("  (best)" if better and keep == "best" else "")
         )
         if better:
-            state.best, state.best_step, state.stale = value, state.step, 0
+            state.best, state.stale = value, 0
             if keep == "best" and self.accelerator.is_main_process:
                 self.checkpoints.save_best(distiller.student)
         else:
@@ -163,7 +174,8 @@ class Loop:
             self.folder.log(record)
         if self.accelerator.trackers:
             flat = {k: v for k, v in {**record, **record.get("eval", {})}.items() if isinstance(v, int | float)}
-            self.accelerator.log({f"{record['stage']}/{k}": v for k, v in flat.items()}, step=state.step)
+            done = self.before + state.step  # trackers want steps that only grow
+            self.accelerator.log({f"{record['stage']}/{k}": v for k, v in flat.items()}, step=done)
 
     def _due(self, saved: float) -> bool:
         return time.monotonic() - saved >= self.pace.save_every

@@ -25,7 +25,14 @@ class Step:
     """The step of a stage, the same whether the batch is whole, in pieces, or shared by several processes."""
 
     def __init__(
-        self, distiller: Distiller, stage: Stage, accelerator: Accelerator, tokens: Resident, *, eager: bool = False
+        self,
+        distiller: Distiller,
+        stage: Stage,
+        accelerator: Accelerator,
+        tokens: Resident,
+        *,
+        eager: bool = False,
+        say: Callable[[str], None] = lambda line: None,
     ) -> None:
         device = accelerator.device
         self.accelerator, self.tokens, self.clip = accelerator, tokens, stage.clip
@@ -40,18 +47,21 @@ class Step:
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         alone = accelerator.num_processes == 1
         self.module: nn.Module = distiller if alone else accelerator.prepare_model(distiller)
-        self.captures = Captures() if cuda and alone and not eager else None
-        self.stream = torch.cuda.Stream() if cuda else None
+        self.captures = Captures(say) if cuda and alone and not eager else None
+        self.stream = torch.cuda.Stream() if self.captures else None
         if self.captures:
             prime(self.optimizer, self.lr)
 
     @contextmanager
-    def stage(self) -> Iterator[None]:
-        """Where a stage runs: on CUDA, a stream of its own, since the default one cannot be captured."""
-        with torch.cuda.stream(self.stream) if self.stream else nullcontext():
+    def running(self) -> Iterator[None]:
+        """Where steps run: if they are captured, on a stream of their own, since the default one cannot be."""
+        if self.stream is None:
             yield
-        if self.stream:
-            torch.cuda.current_stream().wait_stream(self.stream)
+            return
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            yield
+        torch.cuda.current_stream().wait_stream(self.stream)
 
     def __call__(self, pieces: Sequence[np.ndarray], length: int, examples: int, lr: float, seed: int) -> None:
         """Step on one optimiser batch of `examples`; `pieces` are the example ids of this process's share of it."""
@@ -71,10 +81,11 @@ class Step:
 
     def _run(self, key: Hashable, work: Callable[[], None], seed: int) -> None:
         torch.manual_seed(seed)
-        if self.captures:
-            self.captures.run(key, work, seed)
-        else:
-            work()
+        with tensor_cores():
+            if self.captures:
+                self.captures.run(key, work, seed)
+            else:
+                work()
 
     def _whole(self, ids: Tensor, length: int) -> None:
         self.optimizer.zero_grad(set_to_none=True)  # nothing to add to: gradients are written, not accumulated
@@ -100,7 +111,7 @@ class Step:
 
     def _load(self, ids: np.ndarray, length: int) -> Tensor:
         if self.teacher is not None:
-            self.teacher.stage(ids, length)
+            self.teacher.fetch(ids, length)
         if len(ids) not in self.ids:
             self.ids[len(ids)] = torch.zeros(len(ids), dtype=torch.long, device=self.accelerator.device)
         return self.ids[len(ids)].copy_(torch.from_numpy(ids), non_blocking=True)
@@ -123,6 +134,17 @@ def groups(distiller: Distiller, stage: Stage) -> list[dict]:
     decayed, plain = [p for p in trained if p.dim() > 1], [p for p in trained if p.dim() <= 1]
     both = [{"params": decayed, "weight_decay": stage.weight_decay}, {"params": plain, "weight_decay": 0.0}]
     return [group for group in both if group["params"]]
+
+
+@contextmanager
+def tensor_cores() -> Iterator[None]:
+    """Products in fp32, which are the losses' and aligners' alone, may use TF32 while training."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def prime(optimizer: torch.optim.Optimizer, lr: Tensor) -> None:

@@ -1,7 +1,6 @@
 """One HTML page about one or more runs, that needs nothing beside itself: no network, no script, no other file."""
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from limbeck.errors import LimbeckError
+from limbeck.folder import write_text
 from limbeck.report import figures, tables
 from limbeck.report.runs import Run, read_run
 
@@ -49,10 +49,7 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
         frame=figures.FRAME,
     )
     out = Path(out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = out.with_name(out.name + ".tmp")
-    unfinished.write_text(html, encoding="utf-8")
-    os.replace(unfinished, out)
+    write_text(out, html)
     return out
 
 

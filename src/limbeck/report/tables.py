@@ -7,7 +7,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["cells", "comparison", "comparison_markdown", "count", "duration", "markdown", "metrics_markdown", "number"]
+__all__ = ["cells", "comparison", "count", "duration", "markdown", "metrics_markdown", "number"]
 
 Scores = Mapping[str, Any]
 NOTHING = "–"
@@ -47,11 +47,6 @@ def comparison(rows: Sequence[Scores]) -> Table:
     for row in shown:
         table.add_row(*(Text(row[heading]) for heading in headings))
     return table
-
-
-def comparison_markdown(rows: Sequence[Scores]) -> str:
-    """The same table as Markdown."""
-    return markdown(list(cells({})), [list(cells(scores).values()) for scores in rows])
 
 
 def metrics_markdown(scores: Scores) -> str:
