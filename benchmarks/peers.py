@@ -25,13 +25,11 @@ import yaml
 from torch import Tensor, nn
 from workload import LONGEST, Workload, examples, lengths_of, teacher
 
-from limbeck import cache
 from limbeck.data.encoding import Encoded
 from limbeck.engine.world import open_world
 from limbeck.initialisers import start_student
 from limbeck.report.tables import markdown
 from limbeck.run import environment
-from limbeck.teachers import Cached
 
 T = 2.0
 PAIRS = [(i, 2 * i) for i in range(1, 7)]
@@ -167,25 +165,10 @@ def ours(model, data: Encoded, batch: int, accelerator, *, cached: bool, eager: 
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         yaml.safe_dump(RECIPE, file)
         file.flush()
-        work = Workload(file.name, model, data, batch, accelerator=accelerator, eager=eager)
-    live = work.distiller.teacher
+        work = Workload(file.name, model, data, batch, accelerator=accelerator, eager=eager, cached=cached)
     check = {
         k: v.cuda() for k, v in data.batch(np.argsort(data.lengths, kind="stable")[-1:].repeat(2), LONGEST).items()
     }
-    if cached and live is not None:
-        began = time.perf_counter()
-        tables = cache.build(
-            live.tap,
-            live.features,
-            data,
-            device=accelerator.device,
-            dtype=torch.bfloat16,
-            folder=None,
-            say=lambda line: None,
-        )
-        torch.cuda.synchronize()
-        work.cache_seconds = time.perf_counter() - began
-        work.distiller.teacher = work.step.teacher = Cached(live, tables, data.offsets, accelerator.device)
     length = int(data.lengths.max())
     check = {k: v[:, :length] if v.dim() > 1 else v for k, v in check.items()}
     work.distiller.eval()

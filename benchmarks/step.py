@@ -18,6 +18,7 @@ from workload import Workload, examples, lengths_of, teacher
 from limbeck.engine.world import open_world
 from limbeck.report.tables import markdown
 from limbeck.run import environment
+from limbeck.teachers import Live
 
 
 def main() -> None:
@@ -68,7 +69,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--recipes", type=words, default=["finetune", "kd", "pkd", "lwd", "rail-kd-l"])
     parser.add_argument("--lengths", type=words, default=["32"], help="GLUE tasks (with --data) or numbers")
     parser.add_argument("--batch", type=lambda text: [int(b) for b in words(text)], default=[32])
-    parser.add_argument("--modes", type=words, default=["eager", "captured"])
+    parser.add_argument("--modes", type=words, default=["eager", "captured", "cached"])
     parser.add_argument("--steps", type=int, default=24, help="steps timed, of all shapes")
     parser.add_argument("--data", type=Path)
     parser.add_argument("--results")
@@ -80,7 +81,15 @@ def timed(recipe, model, data, batch, layers, mode, accelerator) -> dict:
     device = accelerator.device
     start = ("init=[layers(first)]",) if recipe == "finetune" else ()
     work = Workload(
-        recipe, model, data, batch, layers=layers, eager=mode == "eager", accelerator=accelerator, set=start
+        recipe,
+        model,
+        data,
+        batch,
+        layers=layers,
+        eager=mode == "eager",
+        cached=mode == "cached",
+        accelerator=accelerator,
+        set=start,
     )
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -116,7 +125,8 @@ def step_flops(work: Workload, model, layers: int) -> float:
     tokens = work.data.lengths.mean() * work.stage.batch
     attention = 4 * work.data.lengths.mean() * width
     block = 24 * width**2 + attention  # floating-point operations a token
-    above = work.distiller.teacher.tap.depth if work.distiller.teacher else 0
+    live = work.distiller.teacher
+    above = live.tap.depth if isinstance(live, Live) else 0  # a cached one runs no more
     return float(tokens * block * (above + 3 * layers))
 
 

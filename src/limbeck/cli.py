@@ -30,7 +30,7 @@ app = typer.Typer(
 out = Console(highlight=False, soft_wrap=True)
 error = Console(stderr=True, highlight=False, soft_wrap=True)
 
-DATA, TRAINING, STUDENT = "What to learn from", "How to train", "The models"
+DATA, TRAINING, STUDENT = "The data", "How to train", "The models"
 
 
 def _option(names: str, help: str, panel: str | None = None, **more: Any) -> Any:
@@ -38,18 +38,9 @@ def _option(names: str, help: str, panel: str | None = None, **more: Any) -> Any
 
 
 @dataclass
-class Data:
-    """Options that say what the data are."""
+class Columns:
+    """Options that say how files of one's own are read."""
 
-    task: Annotated[str | None, _option("--task", "A GLUE task: cola, sst2, mrpc, stsb, qqp, mnli, …", DATA)] = None
-    data: Annotated[
-        str | None, _option("--data", "Folder of the official TSV files, or the id of a dataset on the hub.", DATA)
-    ] = None
-    train: Annotated[str | None, _option("--train", "Your own file: CSV, TSV, JSONL or Parquet.", DATA)] = None
-    eval: Annotated[str | None, _option("--eval", "The file to select on; without it, a tenth is held out.", DATA)] = (
-        None
-    )
-    test: Annotated[str | None, _option("--test", "A file to score on at the end.", DATA)] = None
     text: Annotated[
         str | None, _option("--text", "The column with the text; guessed and shown if not given.", DATA)
     ] = None
@@ -65,13 +56,41 @@ class Data:
 
 
 @dataclass
+class Scored(Columns):
+    """Options that say what to score on."""
+
+    task: Annotated[str | None, _option("--task", "A GLUE task: cola, sst2, mrpc, stsb, qqp, mnli, …", DATA)] = None
+    data: Annotated[
+        str | None, _option("--data", "Folder of the official TSV files, or the id of a dataset on the hub.", DATA)
+    ] = None
+    eval: Annotated[str | None, _option("--eval", "Your own file: CSV, TSV, JSONL or Parquet.", DATA)] = None
+
+
+@dataclass
+class Data(Columns):
+    """Options that say what to learn from."""
+
+    task: Annotated[str | None, _option("--task", "A GLUE task: cola, sst2, mrpc, stsb, qqp, mnli, …", DATA)] = None
+    data: Annotated[
+        str | None, _option("--data", "Folder of the official TSV files, or the id of a dataset on the hub.", DATA)
+    ] = None
+    train: Annotated[str | None, _option("--train", "Your own file: CSV, TSV, JSONL or Parquet.", DATA)] = None
+    eval: Annotated[str | None, _option("--eval", "The file to select on; without it, a tenth is held out.", DATA)] = (
+        None
+    )
+    test: Annotated[str | None, _option("--test", "A file to score on at the end.", DATA)] = None
+
+
+@dataclass
 class Models:
     """Options that say which models meet."""
 
     teacher: Annotated[
         str | None, _option("--teacher", "The model to distil: a hub id, a folder or a run folder.", STUDENT)
     ] = None
-    layers: Annotated[int | None, _option("--layers", "How many layers the student has.", STUDENT)] = None
+    layers: Annotated[
+        int | None, _option("--layers", "How many layers the student has; without it, half the teacher's.", STUDENT)
+    ] = None
     width: Annotated[int | None, _option("--width", "The student's width; needs a random start.", STUDENT)] = None
     student: Annotated[
         str | None, _option("--student", "A checkpoint to start from instead of the teacher's layers.", STUDENT)
@@ -178,6 +197,23 @@ def _default(field: Any) -> Any:
     return inspect.Parameter.empty if field.default is MISSING else field.default
 
 
+def _show_version(asked: bool) -> None:
+    if asked:
+        from limbeck import __version__
+
+        out.print(f"limbeck {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def limbeck(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Turn a large transformer into a small one that keeps its quality."""
+
+
 @app.command()
 @takes()
 def demo(
@@ -237,10 +273,10 @@ def check(
 
 
 @app.command()
-@takes(data=Data)
+@takes(data=Scored)
 def evaluate(
     model: Annotated[list[str], typer.Argument(help="Models: the teacher first, then its students.")],
-    data: Data,
+    data: Scored,
     predictions: Annotated[Path | None, _option("--predictions", "Write what each model answers, as JSONL.")] = None,
     as_json: Annotated[bool, _option("--json", "Print JSON.")] = False,
 ) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from limbeck import architectures, efficiency, evaluation, models
@@ -55,20 +56,19 @@ def compare(names: list[str], data: DataSpec, predictions: Path | None = None) -
 
 
 def shown(rows: list[dict[str, Any]]) -> Table:
-    """The rows as a table."""
+    """The rows as a table; a model is named by as much of its path as tells it from the others."""
     metrics = [(split, metric) for split, found in rows[0]["scores"].items() for metric in found]
     several = len(rows[0]["scores"]) > 1
-    table = Table(
-        caption="GFLOPs, ms: one example; agreement, speed-up: with the first model" if len(rows) > 1 else None
-    )
-    table.add_column("model")
+    caption = "GFLOPs, ms: one example; agreement, speed-up: with the first model"
+    table = Table(caption=caption if len(rows) > 1 else None, box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
+    table.add_column("model", no_wrap=True)
     for split, metric in metrics:
         table.add_column(f"{split} {metric}" if several else metric, justify="right")
-    for heading in ("parameters", "GFLOPs", "ms", "speed-up", "agreement"):
-        table.add_column(heading, justify="right")
-    for row in rows:
+    for heading in ("params", "GFLOPs", "ms", "speed-up", "agree"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for name, row in zip(_short([row["model"] for row in rows]), rows):
         table.add_row(
-            row["model"],
+            name,
             *(f"{row['scores'][split][metric]:.2f}" for split, metric in metrics),
             count(row["parameters"]),
             f"{row['gflops']:.2f}",
@@ -77,6 +77,16 @@ def shown(rows: list[dict[str, Any]]) -> Table:
             f"{next(iter(row['agreement'].values())):.1f}",
         )
     return table
+
+
+def _short(names: list[str]) -> list[str]:
+    """The shortest ends of the paths that differ."""
+    parts = [Path(name).parts for name in names]
+    for length in range(1, max(map(len, parts)) + 1):
+        ends = ["/".join(part[-length:]) for part in parts]
+        if len(set(ends)) == len(set(names)):
+            return ends
+    return names
 
 
 def _in_order(logits: np.ndarray, labels: tuple[str, ...]) -> np.ndarray:

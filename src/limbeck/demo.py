@@ -23,9 +23,10 @@ RECIPES = ("kd", "pkd", "ild-rtc", "rail-kd-l", "lwd")
 
 def run_demo(out: Path, console: Console) -> list[Run]:
     """Generate, train, distil five ways, compare; every run goes on where it stopped if the demo is started again."""
-    data = {"train": str(out / "data" / "train.csv"), "eval": str(out / "data" / "dev.csv"), "resume": True}
-    if not (out / "data").exists():
-        write_folder(out / "data", grammar.write)
+    races = out / "races"
+    data = {"train": str(races / "train.csv"), "eval": str(races / "dev.csv"), "resume": True}
+    if not races.exists():
+        write_folder(races, grammar.write)
     blank = out / "blank"
     if not blank.exists():
         write_folder(blank, _save_blank)

@@ -1,5 +1,6 @@
 """Models and tokenizers, from a hub id, a folder or a run folder; always fp32, always safetensors."""
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -95,19 +96,42 @@ def check_kind(model: PreTrainedModel, task: Task, owner: str) -> None:
         )
 
 
-def adopt_labels(model: PreTrainedModel, task: Task, owner: str) -> None:
-    """Put a classifier's rows in the task's label order, by name; names that say nothing are taken to be in order."""
-    if task.kind == "regression" and model.config.num_labels == 1:
-        return
+def fits_labels(model: PreTrainedModel, task: Task) -> bool:
+    """Whether a classifier predicts the task's labels, in whatever order, or as many without names."""
+    if task.kind == "regression" or model.config.num_labels == 1:
+        return task.kind == "regression" and model.config.num_labels == 1
     names = label_names(model)
     generic = is_generic(dict(enumerate(names)))
-    if len(names) != len(task.labels) or (not generic and sorted(map(plain, names)) != sorted(map(plain, task.labels))):
+    same = generic or sorted(map(plain, names)) == sorted(map(plain, task.labels))
+    return len(names) == len(task.labels) and same
+
+
+def renew_classifier(model: PreTrainedModel, task: Task, seed: int) -> PreTrainedModel:
+    """The same model with a fresh pooler and classifier, for the task."""
+    config = copy.deepcopy(model.config)
+    for name, value in label_options(task).items():
+        setattr(config, name, value)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        fresh = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
+    head = tuple(architectures.head(fresh))
+    body = {name: weight for name, weight in model.state_dict().items() if not name.startswith(head)}
+    fresh.load_state_dict(body, strict=False)
+    return fresh
+
+
+def adopt_labels(model: PreTrainedModel, task: Task, owner: str) -> None:
+    """Put a classifier's rows in the task's label order, by name; names that say nothing are taken to be in order."""
+    names = label_names(model)
+    if not fits_labels(model, task):
         raise LimbeckError(
             f"the labels of {owner} ({', '.join(names)}) are not those of {task.name} "
             f"({', '.join(task.labels) or 'a score'}). "
             "Give a checkpoint without a classifier, or one trained on these labels."
         )
-    if not generic:
+    if task.kind == "regression":
+        return
+    if not is_generic(dict(enumerate(names))):
         at = {plain(name): i for i, name in enumerate(names)}
         order = [at[plain(name)] for name in task.labels]
         output = architectures.output_map(model)

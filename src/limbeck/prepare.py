@@ -131,11 +131,17 @@ def prepare(asked: Request) -> Prepared:
     tokenizer = models.load_tokenizer(asked.teacher or origin)
     models.check_tokens(tokenizer, asked.teacher or origin)
     corpus, source = _models_agree(asked, corpus, teacher, tokenizer, notes)
+    depth = asked.layers
+    if teacher is not None and source is teacher and depth is None and asked.width is None:
+        depth = -(-architectures.shape(teacher).layers // 2)
+        notes.append(
+            f"no size is asked for: the student gets half the teacher's layers, {depth} (--layers says another)"
+        )
     start = start_student(
         recipe.init,
         teacher,
         source,
-        depth=asked.layers,
+        depth=depth,
         width=asked.width,
         labels=models.label_options(corpus.task),
         seed=asked.seed,
@@ -242,9 +248,19 @@ def _models_agree(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(asked.seed)  # a classifier the checkpoint lacks is drawn
         source = models.load_model(name, corpus.task)
-    if any(parse(call).name == "checkpoint" for call in asked.recipe.init):  # otherwise its classifier is not used
-        models.adopt_labels(source, corpus.task, f"student {name}")
+    if not any(parse(call).name == "checkpoint" for call in asked.recipe.init):
+        return corpus, source  # its classifier is not used
+    if teacher is None and not models.fits_labels(source, corpus.task):
+        notes.append(
+            f"the classifier of {name} predicts {_predicted(source)}, which is not the task: a fresh one is made"
+        )
+        source = models.renew_classifier(source, corpus.task, asked.seed)
+    models.adopt_labels(source, corpus.task, f"student {name}")
     return corpus, source
+
+
+def _predicted(model: PreTrainedModel) -> str:
+    return "a score" if model.config.num_labels == 1 else ", ".join(models.label_names(model))
 
 
 def _training(corpus: Corpus) -> Split:

@@ -118,7 +118,8 @@ def execute(
     accelerator = open_world(track=track, folder=folder.path)
     display = Display(quiet=quiet or not accelerator.is_main_process)
     prepared = prepare(asked)
-    if resume and folder.request.exists():
+    again = resume and folder.request.exists()
+    if again:
         _check_same(folder, asked, prepared)
         if folder.finished:
             if folder.checkpoints.exists() and accelerator.is_main_process:
@@ -135,7 +136,7 @@ def execute(
     accelerator.wait_for_everyone()
     if track:
         accelerator.init_trackers("limbeck")
-    state, earlier = _train(prepared, folder, accelerator, display, pace or Pace())
+    state, earlier = _train(prepared, folder, accelerator, display, pace or Pace(), again)
     scores: dict[str, Any] = {}
     if accelerator.is_main_process:
         scores = _score(prepared, state, accelerator.device, earlier + time.monotonic() - began)
@@ -147,7 +148,9 @@ def execute(
     return Run(folder.path, scores)
 
 
-def _train(prepared: Prepared, folder: RunFolder, accelerator, display: Display, pace: Pace) -> tuple[State, float]:
+def _train(
+    prepared: Prepared, folder: RunFolder, accelerator, display: Display, pace: Pace, resumed: bool
+) -> tuple[State, float]:
     """Train every stage; how things stand at the end, and the seconds that earlier tries of a resumed run took."""
     student = prepared.student.to(accelerator.device)  # type: ignore[arg-type]
     light = None
@@ -186,6 +189,8 @@ def _train(prepared: Prepared, folder: RunFolder, accelerator, display: Display,
     state = checkpoint.state if checkpoint else State(seconds=[0.0] * len(prepared.stages))
     earlier = sum(state.seconds)
     folder.cut_log(state.logged)
+    if not checkpoint and resumed:
+        display.say("there is no checkpoint yet: starts at the beginning")
     if checkpoint:
         checkpoint.load(kept(state))
         display.say(f"goes on at stage {min(state.stage + 1, len(prepared.stages))}, step {state.step}")
@@ -374,8 +379,9 @@ def _summary(scores: dict[str, Any], folder: RunFolder) -> str:
     ran = f"in {clock(scores['seconds']['total'])}; the student is in {folder.student}"
     if scores["student"] is None:
         return f"done {ran}"
-    kept = f" ({scores['retention']:.1f} % of the teacher's {scores['teacher']:.2f})" if scores["retention"] else ""
-    return f"{scores['metric']} {scores['student']:.2f}{kept}, {ran}"
+    compared = (scores["retention"] or 0) > 0
+    kept = f" ({scores['retention']:.1f} % of the teacher's {scores['teacher']:.2f})" if compared else ""
+    return f"{scores['metric']} {scores['student']:.2f} on {scores['split']}{kept}, {ran}"
 
 
 def _listed(names: list[str], most: int = 4) -> str:

@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import numpy as np
 import pyarrow
@@ -228,7 +229,7 @@ def test_columns_are_guessed_and_said(write):
     assert corpus.train.text_pair == ["h", "i"]
     assert corpus.task.labels == ("no", "yes")
     assert corpus.task.metrics == ("accuracy", "f1", "matthews")
-    assert corpus.task.name == "train"
+    assert corpus.task.name == Path.cwd().name  # "train" would say nothing
     expected = "train: 2 examples of train.csv (text = Premise, text_pair = Hypothesis, label = label; guessed by name)"
     assert corpus.notes[0] == expected
 

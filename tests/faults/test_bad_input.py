@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from limbeck import cli, evaluation
+from limbeck import LimbeckError, Pace, cli, evaluation
 from limbeck.data import grammar
 from tests import toy
 
@@ -380,3 +380,28 @@ def test_in_a_process_of_its_own(tmp_path):
     assert shown.returncode != 0
     assert "Traceback" in shown.stderr
     assert "LimbeckError" in shown.stderr
+
+
+@pytest.mark.parametrize("choice", ["of", "autoo"])
+def test_a_misspelt_cache_is_no_folder(choice):
+    with pytest.raises(LimbeckError, match="Did you mean"):
+        Pace(cache=choice)
+
+
+def test_a_cache_below_a_file(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(LimbeckError, match="no folder"):
+        Pace(cache=str(tmp_path / "file" / "cache"))
+
+
+def test_a_tokenizer_of_another_model(tmp_path):
+    small = toy.save(toy.model(vocab_size=20), tmp_path / "small")
+    with pytest.raises(LimbeckError, match="do not belong together"):
+        toy.distill("kd", tmp_path / "run", teacher=small)
+    assert not (tmp_path / "run").exists()
+
+
+def test_out_below_a_file(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(LimbeckError, match="lies below a file"):
+        toy.distill("kd", tmp_path / "file" / "run", teacher=toy.teacher("bert"))

@@ -233,7 +233,7 @@ def prepared(recipe):
 )
 def test_what_trains(recipe, train, moving):
     asked = request(
-        str(recipe), DataSpec(**toy.data(EXAMPLES, 16)), overrides=[f"stages.*.train={train}"],
+        str(recipe), DataSpec(**toy.data(EXAMPLES, 16)), set=[f"stages.*.train={train}"],
         teacher=toy.teacher("bert"), layers=2,
     )  # fmt: skip
     ready = prepare(asked)

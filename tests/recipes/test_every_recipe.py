@@ -71,7 +71,8 @@ def test_trains_on_every_family(recipe, family, tmp_path):
     assert scores["metric"] == "accuracy"
     assert scores["split"] == scores["selected_on"] == "dev"
     has_teacher = recipe != "finetune"
-    assert set(scores["params"]) == set(scores["metrics"]) == ({"teacher", "student"} if has_teacher else {"student"})
+    assert set(scores["params"]) == set(scores["metrics"]) == {"teacher", "student"}
+    assert (scores["params"]["teacher"] is not None) == bool(scores["metrics"]["teacher"]) == has_teacher
     assert (scores["teacher"] is not None) == has_teacher
     if has_teacher:
         assert scores["retention"] == pytest.approx(100 * scores["student"] / scores["teacher"])
@@ -171,3 +172,20 @@ def test_a_test_file_is_what_counts(tmp_path):
     assert run.scores["selected_on"] == "dev"
     assert set(run.scores["splits"]) == {"dev"}
     assert run.scores["student"] == run.scores["metrics"]["student"]["accuracy"]
+
+
+def test_without_a_size_the_student_is_half_the_teacher(tmp_path, capsys):
+    run = limbeck.distill(
+        "kd", teacher=toy.teacher("bert"), out=tmp_path / "run", set=["stages.*.steps=3"], **toy.data()
+    )
+    assert json.loads((run.student / "config.json").read_text())["num_hidden_layers"] == 2
+    assert "half the teacher's layers" in capsys.readouterr().err
+
+
+def test_another_tasks_classifier_is_made_anew(tmp_path, capsys):
+    """From one task's model to another's, as from MNLI to RTE."""
+    run = limbeck.finetune(
+        toy.teacher("bert", labels=("a", "b", "c")), out=tmp_path / "run", set=["stages.*.steps=3"], **toy.data()
+    )
+    assert json.loads((run.student / "config.json").read_text())["id2label"] == {"0": "farm", "1": "wild"}
+    assert "predicts a, b, c" in capsys.readouterr().err

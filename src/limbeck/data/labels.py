@@ -100,15 +100,23 @@ def _moved(split: Split, moved: np.ndarray) -> Split:
 
 
 def _mismatch(corpus: Corpus, model: Sequence[str], owner: str) -> LimbeckError:
+    data = corpus.task.labels
+    if len(data) <= len(model):  # the data may lack a class
+        advice = (
+            "If the data's labels mean these classes, in the data's own order, say so with --labels "
+            f"{','.join(model)}; otherwise rename them in the file or give another model."
+        )
+    else:
+        advice = f"There are {len(data)} against {len(model)}: is this the right label column, and are its rows clean?"
     return LimbeckError(
-        f"The labels of the data and of {owner} differ: {corpus.task.name} has {_shown(corpus.task.labels)}; {owner} "
-        f"has {_shown(model)}. If the data's labels mean these classes, in the data's own order, say so with --labels "
-        f"{','.join(model)}; otherwise rename them in the file or give another model."
+        f"The labels of the data and of {owner} differ: {corpus.task.name} has {_shown(data)}; {owner} has "
+        f"{_shown(model)}. {advice}"
     )
 
 
-def _shown(names: Sequence[str]) -> str:
-    return ", ".join(f"{index} = {name}" for index, name in enumerate(names))
+def _shown(names: Sequence[str], most: int = 8) -> str:
+    more = f", … ({len(names)} in all)" if len(names) > most else ""
+    return ", ".join(f"{index} = {name}" for index, name in enumerate(names[:most])) + more
 
 
 def _spelled(value: object) -> str:

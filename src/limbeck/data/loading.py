@@ -128,7 +128,7 @@ def _task(spec: DataSpec, named: Task | None, rows: dict[str, Rows]) -> tuple[Ta
             return named, f"the task {named.name}"
         return replace(named, labels=spec.labels), "--labels"
     first = next(iter(rows))
-    stem = Path(spec.data).name if spec.data else Path(rows[first].origin).stem
+    stem = Path(spec.data).name if spec.data else _stem(Path(rows[first].origin))
     lead = next((split for split, part in rows.items() if part.values is not None), None)
     if spec.labels is not None:
         return _own_task(stem, spec.labels), "--labels"
@@ -139,6 +139,11 @@ def _task(spec: DataSpec, named: Task | None, rows: dict[str, Rows]) -> tuple[Ta
     if declared is None and kind_of(values) == "regression":
         return Task(stem, "regression", (), ("spearman", "pearson")), origin
     return _own_task(stem, declared or names_of(values)), origin
+
+
+def _stem(file: Path) -> str:
+    """What a file's data are called: by the file, or by its folder where the file's name says nothing."""
+    return file.absolute().parent.name or file.stem if file.stem in ("train", "training", "data") else file.stem
 
 
 def _check_names(labels: tuple[str, ...], task: Task | None) -> None:

@@ -17,6 +17,7 @@ from limbeck.engine.checkpoints import Checkpoint, Checkpoints, State
 from limbeck.engine.progress import Display
 from limbeck.engine.schedule import lr_factor
 from limbeck.engine.step import Step
+from limbeck.engine.stop import Stop
 from limbeck.engine.world import seed_for
 from limbeck.errors import LimbeckError, did_you_mean
 from limbeck.folder import RunFolder
@@ -89,6 +90,7 @@ class Loop:
             f"{padding_share(first, self.data.lengths):.0%} of the token positions are padding"
         )
         self.display.start(stage.name, steps, state.step)
+        stop = Stop()
 
         def save() -> None:
             state.seconds[state.stage] = spent_before + time.monotonic() - began
@@ -97,7 +99,7 @@ class Loop:
                 self.checkpoints.save(state, modules, step.optimizer)
 
         try:
-            with step.running():
+            with stop, step.running():
                 while True:
                     epoch, at = divmod(state.step, epoch_steps)
                     # A run killed between an epoch's last step and its scores has to score first.
@@ -108,9 +110,12 @@ class Loop:
                     batches = self._plan(stage, state.stage, epoch)
                     for batch in batches[at : at + steps - state.step]:
                         self._step(step, distiller, stage, state, epoch, batch.ids, batch.length)
-                        if self._due(saved):
+                        if self._due(saved) or stop.asked:
                             save()
                             saved = time.monotonic()
+                        if stop.asked:
+                            self.display.say(f"{stage.name}  stops after step {state.step}, which is saved")
+                            raise KeyboardInterrupt
         finally:
             self.display.stop()
         if step.captures:
