@@ -150,10 +150,10 @@ def prepare(asked: Request) -> Prepared:
     _check_depths(start.student, teacher)
     both = [model for model in (teacher, start.student) if model is not None]
     longest = min(models.longest_input(model.config, tokenizer, asked.data.max_length) for model in both)
-    if longest < asked.data.max_length:
-        notes.append(f"texts are cut at {longest} tokens, the most these models take")
     columns = {column for model in both for column in architectures.inputs(model)}
     train = encode(_training(corpus), tokenizer, columns, longest)
+    if longest < asked.data.max_length and train.lengths.max() == longest:
+        notes.append(f"longer texts are cut at {longest} tokens, the most these models take")
     evals = {name: encode(split, tokenizer, columns, longest) for name, split in corpus.evals.items()}
     aligners = {name: NamedAligner(parse(call)) for name, call in recipe.aligners.items()}
     distillers = []

@@ -11,6 +11,7 @@ __all__ = ["cells", "comparison", "count", "duration", "markdown", "metrics_mark
 
 Scores = Mapping[str, Any]
 NOTHING = "–"
+SHORT = {"retention": "kept", "parameters": "params", "latency, ms": "ms"}  # a terminal is narrow
 
 
 def cells(scores: Scores) -> dict[str, str]:
@@ -39,11 +40,12 @@ def comparison(rows: Sequence[Scores]) -> Table:
         title=", ".join(shown[0][name] for name in common) if common else None,
         caption="pairs: student / teacher" if rows else None,
         box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
     )
     headings = [heading for heading in cells({}) if heading not in common]
     for heading in headings:
         left = heading in ("recipe", "task", "metric")
-        table.add_column(heading, justify="left" if left else "right", no_wrap=True)
+        table.add_column(SHORT.get(heading, heading), justify="left" if left else "right", no_wrap=True)
     for row in shown:
         table.add_row(*(Text(row[heading]) for heading in headings))
     return table
