@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from rich.box import SIMPLE_HEAD
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
@@ -106,6 +107,7 @@ def _stage(prepared: Prepared, index: int, unreached: list[str]) -> StageReport:
     passes = distiller.steps * stage.batch / len(prepared.train)
     cached = cachable(live.tap.sites) if live and passes >= PASSES else []
     seconds, saved = _timed_step(prepared, distiller, stage.batch, bool(cached))
+    answers = sum(size_of(s, live.tap, prepared.train, torch.float32) for s in cached) if live else 0
     everything = sum(p.numel() for p in parameters)
     teacher = efficiency.parameters(prepared.teacher) if prepared.teacher is not None else 0
     return StageReport(
@@ -125,8 +127,8 @@ def _stage(prepared: Prepared, index: int, unreached: list[str]) -> StageReport:
         keeps=prepared.keeps(index),
         terms=list(_terms(distiller, values, prepared)),
         # Weights of both, and for what trains its gradient and the optimiser's two moments.
-        memory_gib=(4 * (everything + teacher + 3 * trains) + saved) / 2**30,
-        cache_gib=sum(size_of(s, live.tap, prepared.train, torch.float32) for s in cached) / 2**30 if live else 0.0,
+        memory_gib=(4 * (everything + teacher + 3 * trains) + saved + answers) / 2**30,
+        cache_gib=answers / 2**30,
         seconds=seconds * distiller.steps,
     )
 
@@ -239,15 +241,17 @@ def _stage_table(stage: StageReport) -> Table:
     table = Table(
         title=f"stage {stage.name}",
         title_justify="left",
-        caption="layers: student ← teacher, 0 is the embeddings; value: at the start, before the weight",
+        caption="layers: student ← teacher, 0 is the embeddings; value: at the start, unweighted",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
     )
     for heading in ("part", "compares", "layers", "widths", "aligner", "weight"):
-        table.add_column(heading)
+        table.add_column(heading, overflow="fold")
     for heading in ("value", "share"):
         table.add_column(heading, justify="right", no_wrap=True)
     for term in stage.terms:
-        pairs = ", ".join("logits" if s < 0 else f"{s} ← {t}" for s, t in term.pairs)
-        aligner = f"{term.aligner}: {term.aligner_parameters:,} parameters" if term.aligner_parameters else "none"
+        pairs = ", ".join("logits" if s < 0 else f"{s}←{t}" for s, t in term.pairs)
+        aligner = f"{term.aligner}, {term.aligner_parameters:,} parameters" if term.aligner_parameters else "none"
         table.add_row(
             term.name,
             term.what,
@@ -273,6 +277,10 @@ def _stage_lines(stage: StageReport) -> Iterator[str]:
         yield f"  reads of the teacher: {'; '.join(stage.teacher_sites)} ({run} of {of} layers run)"
     yield (
         f"  {stage.steps:,} steps of {stage.batch} examples at lr {stage.lr:g}: about {clock(stage.seconds)} here, "
-        f"about {stage.memory_gib:.1f} GiB"
-        + (f", and {stage.cache_gib:.2f} GiB for the teacher's answers, asked for once" if stage.cache_gib else "")
+        f"about {_size(stage.memory_gib)}"
+        + (f", {_size(stage.cache_gib)} of it the teacher's answers" if stage.cache_gib else "")
     )
+
+
+def _size(gib: float) -> str:
+    return f"{gib:.1f} GiB" if gib >= 1 else f"{1024 * gib:.0f} MiB"

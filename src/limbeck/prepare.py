@@ -24,7 +24,7 @@ from limbeck.errors import LimbeckError
 from limbeck.initialisers import start_student
 from limbeck.objectives import Labels, Match, NamedAligner, build
 from limbeck.recipe import Recipe, Stage, resolve
-from limbeck.spec import code_allowed, parse
+from limbeck.spec import allowing, parse
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ class Request:
     layers: int | None = None
     width: int | None = None
     seed: int = 42
+    allow_code: bool = False
 
     def plain(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -111,13 +112,18 @@ def request(
     """Resolve the recipe for the task, with every fault reported at once."""
     if seed < 0:
         raise LimbeckError(f"--seed {seed} must be 0 or more.")
-    code_allowed.set(allow_code)
-    resolved = resolve(recipe, task=data.task_name, overrides=set)
-    return Request(resolved, data, teacher, student, layers, width, seed)
+    with allowing(allow_code):
+        resolved = resolve(recipe, task=data.task_name, overrides=set)
+    return Request(resolved, data, teacher, student, layers, width, seed, allow_code)
 
 
 def prepare(asked: Request) -> Prepared:
     """Load data and models, start the student, bind every stage's objectives."""
+    with allowing(asked.allow_code):
+        return _prepare(asked)
+
+
+def _prepare(asked: Request) -> Prepared:
     recipe, notes = asked.recipe, []
     declared = [{n: build(o, recipe.aligners) for n, o in stage.objectives.items()} for stage in recipe.stages]
     labelled = any(isinstance(o, Labels) and not o.idle for stage in declared for o in stage.values())

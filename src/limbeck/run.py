@@ -28,6 +28,7 @@ from limbeck.models import quiet
 from limbeck.prepare import Prepared, Request, fingerprint, prepare, request
 from limbeck.report.card import model_card
 from limbeck.report.page import write_report
+from limbeck.spec import allowing
 from limbeck.teachers import Live, remembering
 
 
@@ -112,7 +113,11 @@ def execute(
     quiet: bool = False,
 ) -> Run:
     """Carry out a request: train every stage, score the student, leave the run folder."""
-    folder = RunFolder(out)
+    with allowing(asked.allow_code):
+        return _execute(asked, RunFolder(out), resume, track, pace or Pace(), quiet)
+
+
+def _execute(asked: Request, folder: RunFolder, resume: bool, track: str | None, pace: Pace, quiet: bool) -> Run:
     _check_folder(folder, resume)
     began = time.monotonic()
     accelerator = open_world(track=track, folder=folder.path)
@@ -136,7 +141,7 @@ def execute(
     accelerator.wait_for_everyone()
     if track:
         accelerator.init_trackers("limbeck")
-    state, earlier = _train(prepared, folder, accelerator, display, pace or Pace(), again)
+    state, earlier = _train(prepared, folder, accelerator, display, pace, again)
     scores: dict[str, Any] = {}
     if accelerator.is_main_process:
         scores = _score(prepared, state, accelerator.device, earlier + time.monotonic() - began)

@@ -10,7 +10,8 @@ import inspect
 import math
 import re
 import unicodedata
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,6 +26,16 @@ NAME = re.compile(r"[^\W\d]\w*([-.]\w+)*")  # names may have hyphens, and dots w
 
 # Whether a recipe may name code by a dotted path; `--allow-code` sets it.
 code_allowed: ContextVar[bool] = ContextVar("code_allowed", default=False)
+
+
+@contextmanager
+def allowing(code: bool) -> Iterator[None]:
+    """Inside, recipes may name code, or may not."""
+    token = code_allowed.set(code)
+    try:
+        yield
+    finally:
+        code_allowed.reset(token)
 
 
 @dataclass(frozen=True)
@@ -87,10 +98,8 @@ def number(value: Any) -> float | int:
 
 def literal(text: str) -> Any:
     """The value of `--set path=TEXT`: a number, or what YAML makes of it."""
-    try:
+    with suppress(ValueError):
         return number(text)
-    except ValueError:
-        pass
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:

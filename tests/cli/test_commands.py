@@ -94,9 +94,9 @@ def test_check_tells_what_a_run_would_do(limbeck, tmp_path, monkeypatch):
     for part in (
         "70 examples", "0 = farm, 1 = wild",
         "teacher: 4 layers, width 32, 4 heads", "student: 2 layers, width 32, 4 heads",
-        "stage distil", "hidden", "1 ← 1, 2 ← 4", "32, 32", "linear(always=true): 2,112 parameters",
+        "stage distil", "hidden", "1←1, 2←4", "32, 32", "linear(always=true), 2,112 parameters",
         "reads of the student: hidden 1, 2; logits", "reads of the teacher: hidden 1, 4; logits (4 of 4 layers run)",
-        "10 steps of 16 examples at lr 3e-05", "GiB", "keeps the best student",
+        "10 steps of 16 examples at lr 3e-05", "MiB", "keeps the best student",
     ):  # fmt: skip
         assert part in said, said
     assert list(tmp_path.iterdir()) == []
@@ -301,3 +301,11 @@ def test_allowed_code_runs(limbeck, tmp_path):
     change = "stages.distil.objectives.layers.distance=tests.cli.strange.halved"
     limbeck("distill", "pkd", *asked(out=tmp_path / "run", epochs=1, set=change), "--allow-code", "--quiet")
     assert "tests.cli.strange.halved" in (tmp_path / "run" / "recipe.yaml").read_text("utf8")
+
+
+def test_allowing_code_ends_with_the_run(limbeck, tmp_path):
+    from limbeck.spec import code_allowed
+
+    changes = toy.options(set=["stages.*.steps=2", "stages.*.objectives.layers.distance=tests.cli.strange.halved"])
+    limbeck("distill", "pkd", *asked(out=tmp_path / "run"), *changes, "--allow-code")
+    assert not code_allowed.get()
