@@ -8,6 +8,7 @@ import torch
 
 from limbeck import cache
 from limbeck.data.encoding import Encoded
+from limbeck.data.plan import BUCKETS
 from limbeck.features import LOGITS
 from limbeck.taps import Tap
 from limbeck.teachers import Cached, Live
@@ -138,3 +139,22 @@ def test_sizes_are_those_of_the_tables():
 @pytest.mark.parametrize("site", ["attention", "scores", "value_relation"])
 def test_what_pairs_positions_is_not_cached(site):
     assert cache.cachable([(site, 1)]) == []
+
+
+def test_a_batch_for_computing_has_the_shape_its_examples_lengths_give():
+    """Not the shape of what else is in the data: kernels, and so last bits, follow from the shape."""
+    model, data = tiny_model("bert"), examples()
+    short = [int(i) for i in np.flatnonzero(data.lengths <= 20)]
+    assert data.lengths[short].max() not in BUCKETS  # padded to a bucket, not to the longest there is
+    live, seen = Live(model, SITES), []
+
+    def answer(**batch):
+        seen.append(dict.fromkeys(batch["id"][batch["id"] >= 0].tolist(), tuple(batch["input_ids"].shape)))
+        return live.features(**batch)
+
+    shapes = []
+    for part in (data, subset(data, short)):
+        seen.clear()
+        cache.build(live.tap, answer, part, device=CPU, dtype=torch.float32, folder=None, say=lambda line: None)
+        shapes.append({i: shape for batch in seen for i, shape in batch.items()})
+    assert [shapes[0][i] for i in short] == [shapes[1][i] for i in range(len(short))]
