@@ -1,0 +1,62 @@
+"""The terms of a loss, one kind a file. Each says what it reads and returns one number an example.
+
+An objective is declared by call strings (`Match("cls", map="uniform", distance="unit_mse", weight=100)`) and bound once
+to the shapes of the two models, which settles its layers, widths and aligners. A new kind is a file here and a line in
+the table.
+"""
+
+from collections.abc import Container, Mapping
+from typing import Any
+
+from torch import nn
+
+from limbeck.aligners import ALIGNERS
+from limbeck.errors import LimbeckError, did_you_mean
+from limbeck.objectives.base import Models, Moment, NamedAligner, Objective, Read, per_example, ramp
+from limbeck.objectives.match import Match
+from limbeck.objectives.predictions import Labels, Logits
+from limbeck.spec import bind, options_of, parse
+
+OBJECTIVES: dict[str, type[Objective]] = {"labels": Labels, "logits": Logits, "match": Match}
+
+__all__ = [
+    "OBJECTIVES",
+    "Labels",
+    "Logits",
+    "Match",
+    "Models",
+    "Moment",
+    "NamedAligner",
+    "Objective",
+    "Read",
+    "build",
+    "check_name",
+    "per_example",
+    "ramp",
+]
+
+
+def check_name(name: str) -> None:
+    """A term's name is also the name of a module in a distiller, and not every word can be one."""
+    if "." in name or hasattr(nn.ModuleDict(), name):
+        raise LimbeckError(f'"{name}" cannot name an objective: it has a dot, or is a word PyTorch keeps for itself.')
+
+
+def build(declared: Mapping[str, Any], aligners: Container[str] = ()) -> Objective:
+    """An objective from its place in a recipe: exactly one kind, and that kind's options."""
+    kinds = [kind for kind in OBJECTIVES if kind in declared]
+    if len(kinds) != 1:
+        found = " and ".join(kinds) or "none of them"
+        raise LimbeckError(f"an objective has exactly one of {', '.join(OBJECTIVES)}; here there is {found}.")
+    kind = kinds[0]
+    allowed = options_of(OBJECTIVES[kind])
+    options = {key: value for key, value in declared.items() if key != kind}
+    for key in options:
+        if key not in allowed:
+            raise LimbeckError(
+                f'"{kind}" has no option "{key}".{did_you_mean(key, allowed)} Allowed: {", ".join(allowed)}.'
+            )
+    align = parse(options.get("align", "none"))
+    if align.name not in aligners:
+        bind(align, ALIGNERS, "aligner")
+    return OBJECTIVES[kind](declared[kind], **options)

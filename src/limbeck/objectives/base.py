@@ -1,0 +1,114 @@
+"""What every term of a loss is: it says what it reads, and returns one number an example."""
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Literal, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from limbeck.aligners import ALIGNERS
+from limbeck.architectures import Shape
+from limbeck.errors import LimbeckError
+from limbeck.spec import Call, bind, number, parse
+from limbeck.taps import Features
+
+
+class Read(NamedTuple):
+    """Somebody wants this feature of this layer of this model."""
+
+    model: Literal["student", "teacher"]
+    feature: str
+    layer: int
+
+
+class Moment(NamedTuple):
+    """Where training stands: everything a schedule or a draw may depend on."""
+
+    seed: int = 0
+    stage: int = 0
+    epoch: int = 0
+    progress: float = 0.0  # share of the stage's steps done
+
+
+class Models(NamedTuple):
+    """The shapes an objective is bound to; `teacher` is None where there is none."""
+
+    student: Shape
+    teacher: Shape | None
+    regression: bool = False
+
+
+def ramp(progress: float, *, weight: float, over: Annotated[float, Field(gt=0)] = 1.0) -> float:
+    """From 0 to `weight`, linearly over the first part `over` of the stage (CR-ILD)."""
+    return weight * min(progress / over, 1.0)
+
+
+WEIGHTS = {"ramp": ramp}
+
+
+class Objective(nn.Module):
+    """One term. Subclasses give `bind`, `reads` and a forward to one number an example."""
+
+    scale: Tensor
+
+    def __init__(self, weight: float | str) -> None:
+        super().__init__()
+        self.weight = str(weight)
+        try:
+            constant = number(weight)
+            self.schedule: Callable[[float], float] = lambda progress: constant
+        except ValueError:
+            self.schedule = bind(parse(weight), WEIGHTS, "weight")
+        self.register_buffer("scale", torch.tensor(0.0), persistent=False)
+        self._weight_now = 0.0
+
+    @property
+    def idle(self) -> bool:
+        """Whether the weight is 0 throughout."""
+        return self.schedule(0.0) == 0 and self.schedule(1.0) == 0
+
+    def at(self, moment: Moment) -> None:
+        """Set what changes while training: weight, draw. In place, so that a captured step sees it."""
+        weight = self.schedule(moment.progress)
+        if weight != self._weight_now:  # nothing is sent to the device that is there already
+            self._weight_now = weight
+            self.scale.fill_(weight)
+
+    def bind(self, models: Models, named: Mapping[str, "NamedAligner"]) -> None:
+        """Settle everything that depends on the models."""
+
+    def reads(self) -> set[Read]:
+        """The sites the forward needs."""
+        raise NotImplementedError
+
+    def forward(self, student: Features, teacher: Features, batch: Mapping[str, Tensor]) -> Tensor:
+        """One number an example."""
+        raise NotImplementedError
+
+
+class NamedAligner:
+    """An aligner named at the top of a recipe: made when first used, kept across stages."""
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self.make = bind(call, ALIGNERS, "aligner")
+        self.module: nn.Module | None = None
+        self.sizes: tuple[int, ...] = ()
+
+    def __call__(self, student: int, teacher: int, pairs: int) -> nn.Module:
+        sizes = (student, teacher) if self.call.name == "shared" else (student, teacher, pairs)
+        module = self.module if self.module is not None else self.make(student, teacher, pairs)
+        if self.module is not None and self.sizes != sizes:
+            raise LimbeckError(
+                f'aligner "{self.call}" is named by terms that differ in widths or in how many layers they compare: '
+                f"{self.sizes} and {sizes}. Name one for each, or use shared, one map for any number of layers."
+            )
+        self.module, self.sizes = module, sizes
+        return module
+
+
+def per_example(distances: Tensor, mask: Tensor) -> Tensor:
+    """The mean over each example's valid rows: `(batch, …)` → `(batch,)`. The one place where rows are reduced."""
+    rows, valid = distances.reshape(len(distances), -1), mask.reshape(len(mask), -1)
+    return torch.where(valid, rows, 0.0).sum(1) / valid.sum(1).clamp_min(1)

@@ -1,0 +1,146 @@
+"""Match: layers of the student against layers of the teacher."""
+
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from limbeck.aligners import ALIGNERS, NoAligner
+from limbeck.architectures import Shape
+from limbeck.distances import DISTANCES, OF_DISTRIBUTIONS
+from limbeck.errors import LimbeckError
+from limbeck.features import FEATURES, LOGITS
+from limbeck.mappings import MAPPINGS, Layers
+from limbeck.objectives.base import Models, Moment, NamedAligner, Objective, Read, per_example
+from limbeck.spec import Call, bind, parse
+from limbeck.taps import Features
+
+
+class Match(Objective):
+    """Layers of the student against layers of the teacher: feature × mapping × aligner × distance."""
+
+    draw: Tensor
+
+    def __init__(
+        self,
+        match: str | Call,
+        *,
+        map: str | Call | None = None,
+        align: str | Call = "none",
+        distance: str | Call = "mse",
+        reduce: Literal["sum_layers", "mean_layers"] = "sum_layers",
+        weight: float | str = 1.0,
+    ) -> None:
+        super().__init__(weight)
+        self.call, self.align = parse(match), parse(align)
+        feature = bind(self.call, FEATURES, "feature")
+        self.feature, self.asked_heads = feature.func, feature.keywords.get("heads")
+        if not hasattr(self.feature, "site"):
+            raise LimbeckError(f'feature "{self.call.name}" does not say where it looks: mark it with @seen_at(…).')
+        self.distance = bind(parse(distance), DISTANCES, "distance")
+        if self.distance.func in OF_DISTRIBUTIONS and not self.feature.distribution:
+            raise LimbeckError(
+                f'distance "{parse(distance)}" compares distributions, and {self.call} gives vectors. '
+                "Use mse, unit_mse, unit_sq or cosine; kl and soft_ce go with attention and the relations."
+            )
+        if reduce not in ("sum_layers", "mean_layers"):
+            raise LimbeckError(f'there is no reduction "{reduce}". Allowed: sum_layers, mean_layers.')
+        self.mean = reduce == "mean_layers"
+        if self.feature.fixed is not None and map is not None:
+            raise LimbeckError(f'feature "{self.call}" has one layer only: leave out map.')
+        if self.feature.fixed is None and map is None:
+            raise LimbeckError(f"match: {self.call} needs a map: which layers meet. Allowed: {', '.join(MAPPINGS)}.")
+        self.mapping = bind(parse(map), MAPPINGS, "map") if map is not None else None
+
+    def bind(self, models: Models, named: Mapping[str, NamedAligner]) -> None:
+        if models.teacher is None:
+            raise LimbeckError(f"match: {self.call} needs a teacher, and there is none. Give --teacher.")
+        student, teacher = models.student, models.teacher
+        self.layers = (
+            self.mapping(student.layers, teacher.layers)
+            if self.mapping
+            else Layers((self.feature.fixed,), (self.feature.fixed,))
+        )
+        self._check_layers(student, teacher)
+        start = self.layers.draw(0, 0, 0) if self.layers.draw else list(range(len(self.layers.student)))
+        self.register_buffer("draw", torch.tensor(start), persistent=False)
+        self._drawn_now = start
+        self._settle_heads(student, teacher)
+        count = len(self.layers.student)
+        if self.feature.width is None:
+            if self.align.name != "none":
+                raise LimbeckError(f"match: {self.call} compares positions, not widths: leave out align.")
+            self.aligner: nn.Module = NoAligner(1, 1, count)
+            return
+        widths = getattr(student, self.feature.width), getattr(teacher, self.feature.width)
+        make = named.get(self.align.name) or bind(self.align, ALIGNERS, "aligner")
+        self.aligner = make(*widths, count)
+        if isinstance(self.aligner, NoAligner) and not self.aligner.fits:
+            raise LimbeckError(
+                f"match: {self.call} compares a student of width {widths[0]} with a teacher of width {widths[1]} as "
+                "is. Add align: linear, which learns the map."
+            )
+
+    def _check_layers(self, student: Shape, teacher: Shape) -> None:
+        lowest = 1 if self.feature.site == "attention" else LOGITS
+        if not self.layers.student:
+            raise LimbeckError(
+                f"match: {self.call} compares no layer: the map leaves a student of {student.layers} layers none. "
+                "Use more layers, or a map that keeps the last one (last=true)."
+            )
+        for s in self.layers.student:
+            if not lowest <= s <= student.layers:
+                raise LimbeckError(f"match: {self.call} asks for layer {s} of a student with {student.layers} layers.")
+        for t in self.layers.teacher:
+            if not lowest <= t <= teacher.layers:
+                raise LimbeckError(f"match: {self.call} asks for layer {t} of a teacher with {teacher.layers} layers.")
+
+    def _settle_heads(self, student: Shape, teacher: Shape) -> None:
+        """Models with other head counts meet in the largest of the two counts that divides both widths."""
+        if self.feature.site != "attention":
+            return
+        if heads := self.asked_heads:
+            if student.width % heads or teacher.width % heads:
+                raise LimbeckError(
+                    f"match: {self.call}: {heads} heads do not divide both widths, {student.width} and {teacher.width}."
+                )
+            return
+        if student.heads == teacher.heads:
+            return
+        fitting = [h for h in (student.heads, teacher.heads) if student.width % h == 0 == teacher.width % h]
+        if not fitting:
+            raise LimbeckError(
+                f"match: {self.call}: neither {student.heads} nor {teacher.heads} heads divide both widths, "
+                f"{student.width} and {teacher.width}. Say how many: {self.call.name}(heads=…)."
+            )
+        self.call = self.call.with_option("heads", max(fitting))
+
+    def at(self, moment: Moment) -> None:
+        super().at(moment)
+        if self.layers.draw:
+            drawn = self.layers.draw(moment.seed, moment.stage, moment.epoch)
+            if drawn != self._drawn_now:
+                self._drawn_now = drawn
+                self.draw.copy_(torch.tensor(drawn))
+
+    def pairs(self) -> list[tuple[int, int]]:
+        """The layer pairs compared now, student first."""
+        return [(s, self.layers.teacher[i]) for s, i in zip(self.layers.student, self.draw.tolist())]
+
+    def reads(self) -> set[Read]:
+        name = str(self.call)
+        return {Read("student", name, s) for s in self.layers.student} | {
+            Read("teacher", name, t) for t in self.layers.teacher
+        }
+
+    def forward(self, student: Features, teacher: Features, batch: Mapping[str, Tensor]) -> Tensor:
+        name = str(self.call)
+        ours = [student[name, s] for s in self.layers.student]
+        theirs = [teacher[name, t].values for t in self.layers.teacher]
+        if self.layers.draw:  # the drawn layers are picked on the device: one captured step serves every draw
+            theirs = list(torch.stack(theirs).index_select(0, self.draw).unbind())
+        left, right = self.aligner([rows.values for rows in ours], theirs)
+        losses = [per_example(self.distance(a, b), ours[0].mask) for a, b in zip(left, right)]
+        total = torch.stack(losses).sum(0)
+        return total / len(losses) if self.mean else total

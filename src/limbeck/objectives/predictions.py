@@ -1,0 +1,65 @@
+"""Labels and Logits: what the student predicts, against what is right and what the teacher predicts."""
+
+from collections.abc import Mapping
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from limbeck.distances import PREDICTIONS, logits_mse
+from limbeck.errors import LimbeckError
+from limbeck.features import LOGITS
+from limbeck.objectives.base import Models, NamedAligner, Objective, Read
+from limbeck.spec import Call, bind, parse
+from limbeck.taps import Features
+
+
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy with the right label."""
+    return F.cross_entropy(logits, labels.long(), reduction="none")
+
+
+LABELS = {"cross_entropy": cross_entropy}
+
+
+class Labels(Objective):
+    """The task's own loss; the squared error on a regression task."""
+
+    def __init__(self, labels: str | Call = "cross_entropy", *, weight: float | str = 1.0) -> None:
+        super().__init__(weight)
+        self.loss = bind(parse(labels), LABELS, "label loss")
+        self.regression = False
+
+    def bind(self, models: Models, named: Mapping[str, NamedAligner]) -> None:
+        self.regression = models.regression
+
+    def reads(self) -> set[Read]:
+        return {Read("student", "logits", LOGITS)}
+
+    def forward(self, student: Features, teacher: Features, batch: Mapping[str, Tensor]) -> Tensor:
+        logits = student["logits", LOGITS].values
+        if self.regression:
+            return (logits.squeeze(-1) - batch["labels"].float()).square()
+        return self.loss(logits, batch["labels"])
+
+
+class Logits(Objective):
+    """The teacher's predictions; their squared difference on a regression task."""
+
+    def __init__(self, logits: str | Call = "kl", *, weight: float | str = 1.0) -> None:
+        super().__init__(weight)
+        self.distance = bind(parse(logits), PREDICTIONS, "prediction distance")
+
+    def bind(self, models: Models, named: Mapping[str, NamedAligner]) -> None:
+        if models.teacher is not None and models.teacher.labels != models.student.labels:
+            raise LimbeckError(
+                f"the student predicts {models.student.labels} labels and the teacher {models.teacher.labels}: "
+                "their predictions cannot be compared. Give a teacher and a student of the same task."
+            )
+        if models.regression:
+            self.distance = logits_mse
+
+    def reads(self) -> set[Read]:
+        return {Read("student", "logits", LOGITS), Read("teacher", "logits", LOGITS)}
+
+    def forward(self, student: Features, teacher: Features, batch: Mapping[str, Tensor]) -> Tensor:
+        return self.distance(student["logits", LOGITS].values, teacher["logits", LOGITS].values)
