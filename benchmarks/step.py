@@ -8,6 +8,7 @@ second time, and the faster is kept. The hardware's limit is a matrix product me
 """
 
 import argparse
+import gc
 import json
 import time
 from pathlib import Path
@@ -69,7 +70,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--recipes", type=words, default=["finetune", "kd", "pkd", "lwd", "rail-kd-l"])
     parser.add_argument("--lengths", type=words, default=["32"], help="GLUE tasks (with --data) or numbers")
     parser.add_argument("--batch", type=lambda text: [int(b) for b in words(text)], default=[32])
-    parser.add_argument("--modes", type=words, default=["eager", "captured", "cached"])
+    parser.add_argument(
+        "--modes",
+        type=words,
+        default=["eager", "captured", "captured cached"],
+        help="words out of: eager, captured, compiled, cached; modes are separated by commas",
+    )
     parser.add_argument("--steps", type=int, default=24, help="steps timed, of all shapes")
     parser.add_argument("--data", type=Path)
     parser.add_argument("--results")
@@ -80,14 +86,19 @@ def timed(recipe, model, data, batch, layers, mode, accelerator) -> dict:
     """One row: the better of two epochs, after two in which every shape was seen and captured."""
     device = accelerator.device
     start = ("init=[layers(first)]",) if recipe == "finetune" else ()
+    if device.type == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()
+    held = torch.cuda.memory_allocated() if device.type == "cuda" else 0
     work = Workload(
         recipe,
         model,
         data,
         batch,
         layers=layers,
-        eager=mode == "eager",
-        cached=mode == "cached",
+        eager="eager" in mode,
+        compiled="compiled" in mode,
+        cached="cached" in mode,
         accelerator=accelerator,
         set=start,
     )
@@ -103,7 +114,7 @@ def timed(recipe, model, data, batch, layers, mode, accelerator) -> dict:
         wait(device)
         times.append((time.perf_counter() - began) / steps)
     refused = list(work.step.captures.refused.values()) if work.step.captures else None
-    peak = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else 0.0
+    peak = (torch.cuda.max_memory_allocated() - held) / 2**30 if device.type == "cuda" else 0.0
     found = {
         "ms": 1000 * min(times),
         "ms_other": 1000 * max(times),
@@ -113,9 +124,6 @@ def timed(recipe, model, data, batch, layers, mode, accelerator) -> dict:
         "refused": refused,
         "flops": step_flops(work, model, layers),
     }
-    del work
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
     return found
 
 

@@ -86,6 +86,7 @@ class Workload:
         *,
         layers: int = 6,
         eager: bool = False,
+        compiled: bool = False,
         cached: bool = False,
         accelerator: Accelerator,
         pieces: int = 1,
@@ -111,7 +112,15 @@ class Workload:
             )
             torch.cuda.synchronize()
         self.cache_seconds = time.perf_counter() - began
-        self.step = Step(self.distiller, self.stage, accelerator, data.on(accelerator.device), eager=eager)
+        self.step = Step(
+            self.distiller,
+            self.stage,
+            accelerator,
+            data.on(accelerator.device),
+            eager=eager,
+            compiled=compiled,
+            say=print,
+        )
         self.done = 0
 
     def run(self, epoch: int = 0, most: int | None = None) -> int:

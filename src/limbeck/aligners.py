@@ -3,8 +3,8 @@
 Aligners are trained beside the student and saved beside it, never in it.
 """
 
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
@@ -37,7 +37,7 @@ class Linear(nn.Module):
         self.maps = nn.ModuleList(nn.Linear(student, teacher) for _ in range(count))
 
     def forward(self, student: Sequence[Tensor], teacher: Sequence[Tensor]) -> Sides:
-        return [m(s) for m, s in zip(self.maps, student)] or list(student), list(teacher)
+        return _each(self.maps, student) if len(self.maps) else list(student), list(teacher)
 
 
 class Shared(nn.Module):
@@ -55,6 +55,7 @@ class Anchor(nn.Module):
     """A linear map that never trains: orthogonal, without bias."""
 
     weight: Tensor
+    bias = None
 
     def __init__(self, inside: int, outside: int) -> None:
         super().__init__()
@@ -76,7 +77,7 @@ class Both(nn.Module):
         self.teacher = nn.ModuleList(_teacher_map(teacher, width, train_teacher) for _ in range(pairs))
 
     def forward(self, student: Sequence[Tensor], teacher: Sequence[Tensor]) -> Sides:
-        return [m(s) for m, s in zip(self.student, student)], [m(t) for m, t in zip(self.teacher, teacher)]
+        return _each(self.student, student), _each(self.teacher, teacher)
 
 
 class Concat(nn.Module):
@@ -96,3 +97,12 @@ ALIGNERS = {"none": NoAligner, "linear": Linear, "shared": Shared, "both": Both,
 
 def _teacher_map(inside: int, outside: int, train: bool) -> nn.Module:
     return nn.Linear(inside, outside, bias=False) if train else Anchor(inside, outside)
+
+
+def _each(maps: Iterable[Any], states: Sequence[Tensor]) -> list[Tensor]:
+    """Each layer through its own map. One row an example is so little that all layers share one product."""
+    if states[0].dim() > 2:
+        return [one(state) for one, state in zip(maps, states)]
+    products = torch.stack(list(states)) @ torch.stack([one.weight for one in maps]).mT
+    biases = [one.bias for one in maps if one.bias is not None]
+    return list((products + torch.stack(biases).unsqueeze(1) if biases else products).unbind())

@@ -138,6 +138,9 @@ class Going:
         str, _option("--cache", "The teacher's answers: off, auto (in memory), or a folder to keep them.", TRAINING)
     ] = "auto"
     eager: Annotated[bool, _option("--eager", "Do not capture steps as CUDA graphs.", TRAINING)] = False
+    compile: Annotated[
+        str, _option("--compile", "Blocks by torch.compile on a GPU: off, auto (in long stages), on.", TRAINING)
+    ] = "auto"
     track: Annotated[
         str | None, _option("--track", "Also log to tensorboard, wandb, … (any tracker of Accelerate).", TRAINING)
     ] = None
@@ -147,7 +150,7 @@ class Going:
         """As distill and finetune take them."""
         from limbeck.engine.loop import Pace
 
-        pace = Pace(self.micro_batch, self.log_every, self.save_every, self.eager, self.cache)
+        pace = Pace(self.micro_batch, self.log_every, self.save_every, self.eager, self.compile, self.cache)
         return {"out": self.out, "resume": self.resume, "track": self.track, "pace": pace, "quiet": self.quiet}
 
 

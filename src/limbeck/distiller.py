@@ -108,6 +108,8 @@ class Distiller(nn.Module):
         if teacher_features is None:
             teacher_features = self.teacher.features(**batch) if self.teacher else {}
         student_features = self.tap(**batch)
+        if self.teacher:
+            self.teacher.join()
         weight = batch.get("weight")
         with full_precision(batch["input_ids"]):
             parts = {

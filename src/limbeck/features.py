@@ -5,6 +5,7 @@ Padding is masked here, once: no distance and no objective ever meets a padded p
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Annotated, Literal, NamedTuple, TypeVar
 
 import torch
@@ -42,6 +43,23 @@ class Seen:
     attention: dict[int, Attention] = field(default_factory=dict)
     logits: Tensor | None = None
 
+    # Shared by all layers, so that each is computed once.
+
+    @cached_property
+    def ones(self) -> Tensor:
+        """1 where there is a token, 0 elsewhere, `(batch, 1, positions)`."""
+        return self.mask.float().unsqueeze(1)
+
+    @cached_property
+    def counts(self) -> Tensor:
+        """How many tokens an example has, `(batch, 1)`."""
+        return self.mask.sum(1, keepdim=True).clamp_min(1)
+
+    @cached_property
+    def one_row(self) -> Tensor:
+        """The row mask of a feature with one row an example."""
+        return torch.ones_like(self.mask[:, 0])
+
 
 Feature = TypeVar("Feature", bound=Callable[..., Rows])
 
@@ -75,14 +93,14 @@ def hidden(seen: Seen, layer: int) -> Rows:
 @seen_at("hidden", width="width", rows="example")
 def cls(seen: Seen, layer: int) -> Rows:
     """The state of the first token."""
-    return _one_row(_exact(seen.hidden[layer][:, 0]))
+    return Rows(_exact(seen.hidden[layer][:, 0]), seen.one_row)
 
 
 @seen_at("hidden", width="width", rows="example")
 def mean(seen: Seen, layer: int) -> Rows:
     """The mean state of an example's tokens, padding left out."""
-    mask = seen.mask.unsqueeze(-1)
-    return _one_row((_exact(seen.hidden[layer]) * mask).sum(1) / mask.sum(1).clamp_min(1))
+    states = _exact(seen.hidden[layer])
+    return Rows((seen.ones.to(states.dtype) @ states).squeeze(1) / seen.counts, seen.one_row)
 
 
 @seen_at("hidden", fixed=0, width="width", rows="token")
@@ -96,7 +114,7 @@ def logits(seen: Seen, layer: int) -> Rows:
     """The predictions."""
     if seen.logits is None:
         raise RuntimeError("logits were read, but the forward stopped before them")
-    return _one_row(_exact(seen.logits))
+    return Rows(_exact(seen.logits), seen.one_row)
 
 
 @seen_at("attention")
@@ -156,10 +174,6 @@ FEATURES: dict[str, Callable[..., Rows]] = {
 def _exact(states: Tensor) -> Tensor:
     """Half precision is compared in fp32; what is finer stays as it is."""
     return states.to(torch.promote_types(states.dtype, torch.float32))
-
-
-def _one_row(vectors: Tensor) -> Rows:
-    return Rows(vectors, torch.ones(vectors.shape[:-1], dtype=torch.bool, device=vectors.device))
 
 
 def _split(states: Tensor, heads: int | None) -> Tensor:

@@ -23,7 +23,7 @@ from limbeck.spec import bind, parse
 Site = tuple[str, int]  # a feature, as a call string, and a layer
 Features = dict[Site, Rows]
 
-IMPLEMENTATION = "limbeck_tap"
+IMPLEMENTATION, TAPPED = "limbeck", "limbeck_tap"
 _watched: ContextVar[Mapping[nn.Module, tuple[int, Seen]] | None] = ContextVar("watched", default=None)
 
 
@@ -50,6 +50,7 @@ class Tap:
         with ExitStack() as attached:
             attached.enter_context(self._watch_hidden(seen))
             attached.enter_context(self._watch_attention(seen))
+            attached.enter_context(self._attending())
             output = self.runs(**{name: batch[name] for name in self.columns if name in batch})
         if self.whole:
             seen.logits = output.logits
@@ -88,16 +89,25 @@ class Tap:
                     hooks.enter_context(_watch_projections(self.model, layer, names, seen))
                 yield
         else:
-            config = self.model.config
-            native = config._attn_implementation
             modules = {architectures.self_attention(self.model, k): (k, seen) for k in self.attention}
             token = _watched.set(modules)
-            config._attn_implementation = IMPLEMENTATION
             try:
                 yield
             finally:
-                config._attn_implementation = native
                 _watched.reset(token)
+
+    @contextmanager
+    def _attending(self) -> Iterator[None]:
+        """Have the model attend by our implementation, where it attends by SDPA or its attention is read."""
+        config = self.model.config
+        native = config._attn_implementation
+        interface = architectures.family(self.model).projections is None
+        if interface and (self.attention or native == "sdpa"):
+            config._attn_implementation = TAPPED if self.attention else IMPLEMENTATION
+        try:
+            yield
+        finally:
+            config._attn_implementation = native
 
 
 def full_precision(like: Tensor) -> torch.autocast:
@@ -116,8 +126,18 @@ def _tapped_attention(
     return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
 
 
-AttentionInterface.register(IMPLEMENTATION, _tapped_attention)
-AttentionMaskInterface.register(IMPLEMENTATION, sdpa_mask)
+def _always_masked(*args: Any, **options: Any) -> Tensor | None:
+    """SDPA's mask, also where it hides nothing: asking whether it does would wait for the device at every step, and a
+    step that is captured could not ask."""
+    if "allow_is_bidirectional_skip" in options:
+        options["allow_is_bidirectional_skip"] = False
+    return sdpa_mask(*args, **options)
+
+
+AttentionInterface.register(TAPPED, _tapped_attention)
+AttentionInterface.register(IMPLEMENTATION, sdpa_attention_forward)
+AttentionMaskInterface.register(TAPPED, _always_masked)
+AttentionMaskInterface.register(IMPLEMENTATION, _always_masked)
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """The teacher: Live or Cached, answering alike with the features somebody reads."""
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from limbeck.cache import Table, build
 from limbeck.data.encoding import Encoded
 from limbeck.data.plan import FILL
-from limbeck.features import Rows
+from limbeck.features import Rows, Seen
 from limbeck.taps import Features, Site, Tap, full_precision
 
 PASSES = 2  # over the data, from which on a cache pays
@@ -26,12 +26,29 @@ class Live:
         self.model = model.eval().requires_grad_(False)
         self.tap = Tap(model, sites)
         self.light = False
+        self.stream: torch.cuda.Stream | None = None
 
     @torch.no_grad()
     def features(self, **batch: Tensor) -> Features:
-        """The features read, for this batch."""
-        with full_precision(batch["input_ids"]) if self.light else nullcontext():
+        """The features read, for this batch. Call `join` before you use them."""
+        with self._beside(), full_precision(batch["input_ids"]) if self.light else nullcontext():
             return self.tap(**batch)
+
+    @contextmanager
+    def _beside(self) -> Iterator[None]:
+        """In a step that is captured, the teacher has a stream of its own: small batches leave room for both models."""
+        if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
+            yield
+            return
+        self.stream = self.stream or torch.cuda.Stream()
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            yield
+
+    def join(self) -> None:
+        """Have what comes after wait for the features."""
+        if self.stream is not None and torch.cuda.is_current_stream_capturing():
+            torch.cuda.current_stream().wait_stream(self.stream)
 
     def only(self, sites: Iterable[Site]) -> "Live":
         """The same teacher, asked for less."""
@@ -73,14 +90,18 @@ class Cached:
     def features(self, **batch: Tensor) -> Features:
         """The features read, for the examples `id` of this batch."""
         known = self.live.features(**batch) if self.live else {}
-        mask = batch["attention_mask"].bool()
+        seen = Seen(mask=batch["attention_mask"].bool())
         for table in self.tables:
-            values = self._staged(table, *mask.shape)
+            values = self._staged(table, *seen.mask.shape)
             if values is None:
-                values = gather(table, self.offsets_here, batch["id"], mask.shape[1])
-            rows = mask if table.per_token else torch.ones_like(mask[:, 0])
-            known[table.site] = Rows(values.float(), rows)
+                values = gather(table, self.offsets_here, batch["id"], seen.mask.shape[1])
+            known[table.site] = Rows(values.float(), seen.mask if table.per_token else seen.one_row)
         return known
+
+    def join(self) -> None:
+        """Have what comes after wait for what a live teacher answers."""
+        if self.live:
+            self.live.join()
 
     def fetch(self, ids: np.ndarray, length: int) -> None:
         """Bring what lies on the host to the device, for a batch of these examples."""
@@ -109,8 +130,14 @@ def remembering(
     if choice == "off" or (choice == "auto" and passes < PASSES):
         return live
     folder = None if choice == "auto" else Path(choice)
+    live.model.to(device)  # type: ignore[arg-type]
     tables = build(live.tap, live.features, data, device=device, dtype=live.dtype, folder=folder, say=say)
-    return Cached(live, tables, data.offsets, device) if tables else live
+    if not tables:
+        return live
+    cached = Cached(live, tables, data.offsets, device)
+    if cached.live is None:
+        live.model.cpu()  # nobody asks it while this stage lasts
+    return cached
 
 
 def gather(table: Table, offsets: Tensor, ids: Tensor, length: int) -> Tensor:

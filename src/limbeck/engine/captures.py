@@ -37,11 +37,20 @@ class Captures:
             with torch.cuda.graph(graph, pool=self.pool, stream=torch.cuda.current_stream()):
                 work()
         except RuntimeError as error:
-            self.refused[key] = str(error).strip().splitlines()[0]
+            first = error.__context__ or error  # ending a capture that has failed fails too
+            self.refused[key] = str(first).strip().splitlines()[0]
             self.say(f"a step is not captured and runs eagerly: {self.refused[key]}")
-            torch.cuda.synchronize()
+            self._recover()
         else:
             self.graphs[key] = graph
+
+    def _recover(self) -> None:
+        """Go on after a capture that failed: the generator still believes in it, so it gets a new state; graphs that
+        know the old one are captured again."""
+        torch.cuda.synchronize()
+        self.graphs.clear()
+        generator = torch.cuda.default_generators[torch.cuda.current_device()]
+        generator.graphsafe_set_state(torch.Generator(generator.device).graphsafe_get_state())
 
     def describe(self) -> str:
         """How many shapes are captured, and what they hold."""

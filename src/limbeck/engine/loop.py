@@ -14,6 +14,7 @@ from limbeck.data.encoding import Encoded
 from limbeck.data.plan import FILL, PlannedBatch, padding_share, plan, share, steps_per_epoch
 from limbeck.distiller import Distiller
 from limbeck.engine.checkpoints import Checkpoint, Checkpoints, State
+from limbeck.engine.compiled import PAYS_FROM
 from limbeck.engine.progress import Display
 from limbeck.engine.schedule import lr_factor
 from limbeck.engine.step import Step
@@ -34,6 +35,7 @@ class Pace:
     log_every: int = 10  # steps
     save_every: float = 60.0  # seconds
     eager: bool = False  # never capture a step
+    compile: str = "auto"  # blocks by torch.compile, on CUDA: off, auto (where a stage is long enough), on
     cache: str = "auto"  # the teacher's features: off, auto, or a folder to keep them in
 
     def __post_init__(self) -> None:
@@ -41,6 +43,8 @@ class Pace:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise LimbeckError(f"--{name.replace('_', '-')} {value} must be 1 or more.")
+        if self.compile not in ("off", "auto", "on"):
+            raise LimbeckError(f'--compile "{self.compile}" is not one of off, auto, on.')
         if self.cache in ("off", "auto"):
             return
         place = Path(self.cache)
@@ -77,7 +81,16 @@ class Loop:
         distiller.steps = steps = total_steps(stage, len(self.data))
         modules = {**self.modules, "objectives": distiller.objectives}
         distiller.to(self.accelerator.device).train()
-        step = Step(distiller, stage, self.accelerator, self.tokens, eager=self.pace.eager, say=self.display.say)
+        seen = steps * stage.batch * float(self.data.lengths.mean())
+        step = Step(
+            distiller,
+            stage,
+            self.accelerator,
+            self.tokens,
+            eager=self.pace.eager,
+            compiled=self.pace.compile == "on" or (self.pace.compile == "auto" and seen >= PAYS_FROM),
+            say=self.display.say,
+        )
         if resumed:
             resumed.load(modules)
             step.resume(resumed)

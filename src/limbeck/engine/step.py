@@ -14,11 +14,15 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from limbeck.data.resident import Resident
-from limbeck.distiller import Distiller
+from limbeck.distiller import Distiller, Output
 from limbeck.engine.captures import Captures
 from limbeck.engine.checkpoints import Checkpoint
+from limbeck.engine.compiled import Compiled, failed
+from limbeck.engine.half import Half
 from limbeck.engine.world import seed_for
 from limbeck.recipe import Stage
+from limbeck.taps import Tap
+from limbeck.teachers import Cached
 
 
 class Step:
@@ -32,10 +36,11 @@ class Step:
         tokens: Resident,
         *,
         eager: bool = False,
+        compiled: bool = False,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
         device = accelerator.device
-        self.accelerator, self.tokens, self.clip = accelerator, tokens, stage.clip
+        self.accelerator, self.tokens, self.clip, self.say = accelerator, tokens, stage.clip, say
         self.teacher = distiller.teacher
         self.lr = torch.tensor(stage.lr, device=device)
         self.count = torch.tensor(1.0, device=device)
@@ -51,6 +56,11 @@ class Step:
         self.stream = torch.cuda.Stream() if self.captures else None
         if self.captures:
             prime(self.optimizer, self.lr)
+        # DDP watches the weights themselves, so under it they are cast by autocast instead.
+        self.half = Half(distiller) if alone and accelerator.mixed_precision == "bf16" else None
+        copied = {id(weight) for weight in distiller.student.parameters()} if self.half else set()
+        self.direct = [p for p in self.parameters if id(p) not in copied]  # these get their gradients from autograd
+        self.compiled = Compiled([distiller.tap, *live_taps(distiller)]) if compiled and cuda else None
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -81,28 +91,50 @@ class Step:
 
     def _run(self, key: Hashable, work: Callable[[], None], seed: int) -> None:
         torch.manual_seed(seed)
-        with tensor_cores():
-            if self.captures:
-                self.captures.run(key, work, seed)
-            else:
-                work()
+        try:
+            with tensor_cores():
+                if self.captures:
+                    self.captures.run(key, work, seed)
+                else:
+                    work()
+        except RuntimeError as error:
+            if self.compiled is None or not failed(error):
+                raise
+            self.compiled = None
+            self.say(f"blocks are not compiled: {str(error).strip().splitlines()[0]}")
+            self._run(key, work, seed)
 
     def _whole(self, ids: Tensor, length: int) -> None:
-        self.optimizer.zero_grad(set_to_none=True)  # nothing to add to: gradients are written, not accumulated
-        self.parts.zero_()
-        self._backward(ids, length, True)
+        for parameter in self.direct:
+            parameter.grad = None  # nothing to add to: gradients are written, not accumulated
+        self._refresh()
+        self._backward(ids, length, True, add=False)
         self._update()
 
     def _begin(self) -> None:
         self.optimizer.zero_grad(set_to_none=False)  # gradients stay where they are: pieces add to them
-        self.parts.zero_()
+        self._refresh()
 
-    def _backward(self, ids: Tensor, length: int, last: bool) -> None:
+    def _refresh(self) -> None:
+        self.parts.zero_()
+        if self.half:
+            self.half.refresh()
+
+    def _backward(self, ids: Tensor, length: int, last: bool, add: bool = True) -> None:
         with nullcontext() if last else self.accelerator.no_sync(self.module):
-            with self.accelerator.autocast():
-                output = self.module(**self.tokens.batch(ids, length), count=self.count)
+            output = self._forward(ids, length)
             output.loss.backward()
+        if self.half:
+            self.half.hand_over(add=add)
         self.parts.add_(torch.stack([output.loss.detach(), *(part.detach() for part in output.parts.values())]))
+
+    def _forward(self, ids: Tensor, length: int) -> Output:
+        batch = self.tokens.batch(ids, length) | {"count": self.count}
+        with self.compiled.running() if self.compiled else nullcontext():
+            if self.half:
+                return self.half(**batch)
+            with self.accelerator.autocast():
+                return self.module(**batch)
 
     def _update(self) -> None:
         if self.clip:
@@ -126,6 +158,13 @@ class Step:
         checkpoint.load_optimizer(self.optimizer)
         for group in self.optimizer.param_groups:
             group["lr"] = self.lr
+
+
+def live_taps(distiller: Distiller) -> list[Tap]:
+    """How the teacher is run in a step, if it is."""
+    teacher = distiller.teacher
+    live = teacher.live if isinstance(teacher, Cached) else teacher
+    return [live.tap] if live else []
 
 
 def groups(distiller: Distiller, stage: Stage) -> list[dict]:
