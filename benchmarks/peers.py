@@ -6,7 +6,7 @@ BERT-base 12 → 6 with random weights, MSE on the tokens of six layers (2, 4, �
 Peers get bf16 autocast, fused AdamW and dynamic padding by hand, which not all of them offer. Each first has to give
 the loss that a few lines of plain torch give on a batch without padding (there, reductions agree). Then all are timed
 on the same examples, in turns, and each keeps the better of two turns. A peer that cannot be imported is named, not
-timed. TextBrewer and NVIDIA ModelOpt are taken from PYTHONPATH: pip install textbrewer nvidia-modelopt
+timed. Peers are taken from PYTHONPATH: pip install textbrewer nvidia-modelopt torchdistill torchvision
 """
 
 import argparse
@@ -49,6 +49,14 @@ RECIPE = {
     ],
 }
 Batch = dict[str, Tensor]
+TRAINER = "transformers.Trainer"
+OURS = {
+    "limbeck, eager": {"cached": False, "eager": True},
+    "limbeck": {"cached": False},
+    "limbeck, compiled": {"cached": False, "compiled": True},
+    "limbeck, cached": {"cached": True},
+    "limbeck, cached and compiled": {"cached": True, "compiled": True},
+}
 
 
 def kl(student: Tensor, teacher: Tensor) -> Tensor:
@@ -116,7 +124,50 @@ def modelopt(student: nn.Module, above: nn.Module) -> Callable[[Batch], Tensor]:
     return loss
 
 
-PEERS = {"plain loop": plain_loop, "TextBrewer": textbrewer, "ModelOpt": modelopt}
+def torchdistill(student: nn.Module, above: nn.Module) -> Callable[[Batch], Tensor]:
+    from torchdistill.core.distillation import DistillationBox
+
+    def path(layer: int) -> str:
+        return f"bert.encoder.layer.{layer - 1}"
+
+    def side(teacher: bool, layer: int) -> dict:
+        return {"is_from_teacher": teacher, "module_path": path(layer), "io": "output"}
+
+    def hooked(layers: list[int], **more) -> dict:
+        hooks = {"output": [*map(path, layers), "classifier"]}
+        return {"forward_proc": "forward_batch_only_as_kwargs", "forward_hook": hooks, **more}
+
+    mse = {"key": "MSELoss", "kwargs": {}}
+    wrapped = [{"input": side(False, s), "target": side(True, t)} for s, t in PAIRS]
+    terms: dict = {
+        f"layer {i}": {
+            "criterion": mse, "criterion_wrapper": {"key": "SimpleLossWrapper", "kwargs": sides}, "weight": 1.0
+        }
+        for i, sides in enumerate(wrapped)
+    }  # fmt: skip
+    logits = {f"{who}_module_{key}": value for who in ("student", "teacher")
+              for key, value in (("path", "classifier"), ("io", "output"))}  # fmt: skip
+    kd = {"key": "KDLoss", "kwargs": {**logits, "temperature": T, "alpha": 0}}  # without labels it leaves out T²
+    terms["logits"] = {"criterion": kd, "weight": T**2}
+    box = DistillationBox(
+        above,
+        student,
+        {},
+        {
+            "num_epochs": 1,
+            "teacher": hooked([t for _, t in PAIRS], requires_grad=False),
+            "student": hooked([s for s, _ in PAIRS]),
+            "criterion": {"key": "WeightedSumLoss", "kwargs": {"sub_terms": terms}},
+        },
+        torch.device("cuda"),
+        None,
+        False,
+        1,
+    )
+    return lambda batch: box.forward_process(batch)
+
+
+PEERS = {"plain loop": plain_loop, "TextBrewer": textbrewer, "ModelOpt": modelopt, "torchdistill": torchdistill}
 
 
 class Peer:
@@ -149,9 +200,12 @@ class Peer:
         kept = ("input_ids", "attention_mask", "token_type_ids")
         return {k: v.cuda(non_blocking=True) for k, v in self.data.batch(ids, length).items() if k in kept}
 
-    def run(self, epoch: int) -> int:
+    def batches(self, epoch: int) -> np.ndarray:
         order = np.random.default_rng(epoch).permutation(len(self.data))
-        batches = order[: len(order) // self.batch * self.batch].reshape(-1, self.batch)
+        return order[: len(order) // self.batch * self.batch].reshape(-1, self.batch)
+
+    def run(self, epoch: int) -> int:
+        batches = self.batches(epoch)
         for ids in batches:
             with torch.autocast("cuda", torch.bfloat16):
                 loss = self.loss(self.padded(ids))
@@ -161,11 +215,36 @@ class Peer:
         return len(batches)
 
 
-def ours(model, data: Encoded, batch: int, accelerator, *, cached: bool, eager: bool = False) -> Workload:
+class WithTrainer(Peer):
+    """The plain loss in transformers.Trainer: bf16, fused AdamW, dynamic padding in the collator."""
+
+    def run(self, epoch: int) -> int:
+        from transformers import Trainer, TrainingArguments
+
+        loss, padded = self.loss, self.padded
+
+        class Distilling(Trainer):
+            def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+                return loss(inputs)
+
+        batches = self.batches(epoch)
+        arguments = TrainingArguments(
+            tempfile.mkdtemp(), per_device_train_batch_size=self.batch, num_train_epochs=1, bf16=True, report_to=[],
+            optim="adamw_torch_fused", save_strategy="no", logging_strategy="no", disable_tqdm=True, max_grad_norm=0,
+            remove_unused_columns=False, dataloader_pin_memory=False, lr_scheduler_type="constant",
+        )  # fmt: skip
+        trainer = Distilling(
+            self.student, arguments, data_collator=lambda ids: padded(np.array(ids)), train_dataset=batches.ravel()
+        )  # fmt: skip
+        self.spent = trainer.train().metrics["train_runtime"]  # what it needs to start is not counted
+        return len(batches)
+
+
+def ours(model, data: Encoded, batch: int, accelerator, *, cached: bool, **how: bool) -> Workload:
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         yaml.safe_dump(RECIPE, file)
         file.flush()
-        work = Workload(file.name, model, data, batch, accelerator=accelerator, eager=eager, cached=cached)
+        work = Workload(file.name, model, data, batch, accelerator=accelerator, cached=cached, **how)
     check = {
         k: v.cuda() for k, v in data.batch(np.argsort(data.lengths, kind="stable")[-1:].repeat(2), LONGEST).items()
     }
@@ -185,9 +264,9 @@ def ours(model, data: Encoded, batch: int, accelerator, *, cached: bool, eager: 
 def contenders(model, data: Encoded, batch: int, accelerator) -> Iterator[tuple[str, Callable[[], object]]]:
     for name, make in PEERS.items():
         yield name, lambda make=make: Peer(make, model, data, batch)
-    yield "limbeck, eager", lambda: ours(model, data, batch, accelerator, cached=False, eager=True)
-    yield "limbeck, captured", lambda: ours(model, data, batch, accelerator, cached=False)
-    yield "limbeck, captured and cached", lambda: ours(model, data, batch, accelerator, cached=True)
+    yield TRAINER, lambda: WithTrainer(plain_loop, model, data, batch)
+    for name, how in OURS.items():
+        yield name, lambda how=how: ours(model, data, batch, accelerator, **how)
 
 
 def main() -> None:
@@ -206,16 +285,13 @@ def main() -> None:
             for name, make in contenders(model, data, batch, accelerator):
                 try:
                     ready[name] = make()
-                except ImportError as error:
+                except (ImportError, RuntimeError) as error:
                     missing[name] = str(error)
+                    print(f"{name} is not timed: {error}", flush=True)
             times: dict[str, list[float]] = {name: [] for name in ready}
             for turn in range(4):  # two to warm up and capture, two timed
                 for name, contender in ready.items():
-                    torch.cuda.synchronize()
-                    began = time.perf_counter()
-                    steps = contender.run(turn % 2)
-                    torch.cuda.synchronize()
-                    times[name].append(1000 * (time.perf_counter() - began) / steps)
+                    times[name].append(clocked(contender, turn % 2))
             for name, found in times.items():
                 row = {"who": name, "lengths": lengths, "batch": batch, "ms": min(found[2:]), "turns": found}
                 rows.append(row | {"cache_seconds": getattr(ready[name], "cache_seconds", None)})
@@ -223,6 +299,16 @@ def main() -> None:
             del ready
             torch.cuda.empty_cache()
     report(rows, missing, args)
+
+
+def clocked(contender, epoch: int) -> float:
+    """Milliseconds a step, over an epoch."""
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    steps = contender.run(epoch)
+    torch.cuda.synchronize()
+    spent = getattr(contender, "spent", time.perf_counter() - began)
+    return 1000 * spent / steps
 
 
 def report(rows: list[dict], missing: dict[str, str], args: argparse.Namespace) -> None:
@@ -233,10 +319,12 @@ def report(rows: list[dict], missing: dict[str, str], args: argparse.Namespace) 
     cells = [[name, *(f"{ms[name, *case]:.2f}" for case in cases)] for name in names]
     print(markdown(["ms a step", *(f"{length}, batch {batch}" for length, batch in cases)], cells))
     ratios = {}
-    for name in (n for n in names if n.startswith("limbeck")):
+    for name in (n for n in names if n in OURS):
         for batch in sorted({batch for _, batch in cases}):
             best = [
-                min(ms[peer, case[0], batch] for peer in names if peer in PEERS) for case in cases if case[1] == batch
+                min(ms[peer, case[0], batch] for peer in names if peer not in OURS)
+                for case in cases
+                if case[1] == batch
             ]
             own = [ms[name, case[0], batch] for case in cases if case[1] == batch]
             ratios[f"{name}, batch {batch}"] = math.prod(b / o for b, o in zip(best, own)) ** (1 / len(own))

@@ -66,6 +66,25 @@ def test_cached_is_live(family):
             assert gap < 1e-5, site
 
 
+def test_alike_tables_are_joined_and_held_once():
+    model, data = tiny_model("bert"), examples()
+    sites = [("cls", 1), ("cls", 3), ("mean", 2), ("hidden", 2), ("logits", -1)]
+    apart = Cached(Live(model, sites), built(model, data, sites)[0], data.offsets, CPU)
+    tables = built(model, data, sites)[0]
+    for table in tables:
+        table.mapped = True  # what lies in a file stays there
+    batch = data.batch(np.array([3, 1, -1]), 40)
+    joined = {len(found): values for found, values in apart.pooled}
+    assert set(joined) == {3, 1}
+    pooled = [table for table in apart.tables if table.site[0] in ("cls", "mean")]
+    assert len({table.values.untyped_storage().data_ptr() for table in pooled}) == 1
+    whole = Cached(Live(model, sites), tables, data.offsets, CPU)
+    assert not whole.pooled
+    ours, theirs = apart.features(**batch), whole.features(**batch)
+    assert ours.keys() == theirs.keys() == set(sites)
+    assert all(torch.equal(ours[site].values, theirs[site].values) for site in sites)
+
+
 def test_a_value_depends_on_no_other_example():
     model, data = tiny_model("bert"), examples()
     whole = built(model, data)[0]

@@ -42,6 +42,7 @@ class Table:
     site: Site
     values: Tensor
     per_token: bool
+    mapped: bool = False  # from a file
 
 
 def cachable(sites: Iterable[Site]) -> list[Site]:
@@ -77,7 +78,10 @@ def build(
         return []
     keys = example_keys(data, tap.columns)
     home = folder / fingerprint(tap, dtype) if folder else None
-    tables = [Table(site, _empty(site, tap, data, dtype, place, home), _rows(site) == "token") for site, place in kept]
+    tables = [
+        Table(site, _empty(site, tap, data, dtype, place, home), _rows(site) == "token", place == "file")
+        for site, place in kept
+    ]
     stores = [Store(home / _file(table.site)) if home else None for table in tables]
     missing = np.zeros(len(data), dtype=bool)
     for table, store in zip(tables, stores):

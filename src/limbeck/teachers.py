@@ -86,16 +86,23 @@ class Cached:
         self.offsets = torch.from_numpy(offsets)
         self.offsets_here = self.offsets.to(device)
         self.staged: dict[tuple[Site, int, int], Tensor] = {}
+        here = [table for table in self.tables if not (self._on_host(table) or table.mapped)]
+        self.pooled = join_pooled(here)
 
     def features(self, **batch: Tensor) -> Features:
         """The features read, for the examples `id` of this batch."""
         known = self.live.features(**batch) if self.live else {}
         seen = Seen(mask=batch["attention_mask"].bool())
+        rows, places = where(self.offsets_here, batch["id"], seen.mask.shape[1])
+        for sites, values in self.pooled:
+            for site, found in zip(sites, values[rows].float().unbind(1)):
+                known[site] = Rows(found, seen.one_row)
         for table in self.tables:
-            values = self._staged(table, *seen.mask.shape)
-            if values is None:
-                values = gather(table, self.offsets_here, batch["id"], seen.mask.shape[1])
-            known[table.site] = Rows(values.float(), seen.mask if table.per_token else seen.one_row)
+            if table.site not in known:
+                values = self._staged(table, *seen.mask.shape)
+                if values is None:
+                    values = gather(table, rows, places)
+                known[table.site] = Rows(values.float(), seen.mask if table.per_token else seen.one_row)
         return known
 
     def join(self) -> None:
@@ -107,7 +114,7 @@ class Cached:
         """Bring what lies on the host to the device, for a batch of these examples."""
         for table in self.tables:
             if self._on_host(table):
-                values = gather(table, self.offsets, torch.from_numpy(ids), length)
+                values = gather(table, *where(self.offsets, torch.from_numpy(ids), length))
                 key = (table.site, len(ids), length)
                 if key not in self.staged:
                     self.staged[key] = torch.empty(values.shape, dtype=values.dtype, device=self.device)
@@ -140,10 +147,31 @@ def remembering(
     return cached
 
 
-def gather(table: Table, offsets: Tensor, ids: Tensor, length: int) -> Tensor:
-    """The rows of these examples, `(batch, D)` or `(batch, length, D)`; fill gets somebody's, and padding something."""
-    at = torch.where(ids == FILL, 0, ids)
-    if not table.per_token:
-        return table.values[at]
-    place = offsets[at][:, None] + torch.arange(length, device=ids.device)
-    return table.values[place.clamp_max(len(table.values) - 1)]
+def join_pooled(tables: Sequence[Table]) -> list[tuple[list[Site], Tensor]]:
+    """Tables with a row an example, joined where they are alike, so that one look-up serves many layers.
+
+    The tables become views of what they are joined to: nothing is held twice.
+    """
+    alike: dict[tuple, list[Table]] = {}
+    for table in tables:
+        if not table.per_token:
+            alike.setdefault((table.values.dtype, table.values.shape), []).append(table)
+    joined = []
+    for group in alike.values():
+        values = torch.stack([table.values for table in group], 1)
+        for i, table in enumerate(group):
+            table.values = values[:, i]
+        joined.append(([table.site for table in group], values))
+    return joined
+
+
+def where(offsets: Tensor, ids: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """Where the rows of these examples lie, and of their tokens; fill gets somebody's, and padding something."""
+    rows = torch.where(ids == FILL, 0, ids)
+    places = offsets[rows][:, None] + torch.arange(length, device=ids.device)
+    return rows, places.clamp_max(offsets[-1] - 1)
+
+
+def gather(table: Table, rows: Tensor, places: Tensor) -> Tensor:
+    """The values of these examples, `(batch, D)` or `(batch, length, D)`."""
+    return table.values[places if table.per_token else rows]

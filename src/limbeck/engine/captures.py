@@ -40,19 +40,19 @@ class Captures:
             first = error.__context__ or error  # ending a capture that has failed fails too
             self.refused[key] = str(first).strip().splitlines()[0]
             self.say(f"a step is not captured and runs eagerly: {self.refused[key]}")
-            self._recover()
+            renew_generator()
+            self.graphs.clear()  # they know the old state: captured again
         else:
             self.graphs[key] = graph
-
-    def _recover(self) -> None:
-        """Go on after a capture that failed: the generator still believes in it, so it gets a new state; graphs that
-        know the old one are captured again."""
-        torch.cuda.synchronize()
-        self.graphs.clear()
-        generator = torch.cuda.default_generators[torch.cuda.current_device()]
-        generator.graphsafe_set_state(torch.Generator(generator.device).graphsafe_get_state())
 
     def describe(self) -> str:
         """How many shapes are captured, and what they hold."""
         held = torch.cuda.memory_reserved() / 2**30
         return f"{len(self.graphs)} batch shapes captured as CUDA graphs; {held:.1f} GiB of GPU memory held"
+
+
+def renew_generator() -> None:
+    """After a capture that failed, the device's generator still believes in it: give it a new state."""
+    torch.cuda.synchronize()
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    generator.graphsafe_set_state(torch.Generator(generator.device).graphsafe_get_state())
