@@ -110,7 +110,8 @@ class Workload:
             self.distiller.teacher = remembering(
                 live, data, passes=PASSES, choice="auto", device=accelerator.device, say=print
             )
-            torch.cuda.synchronize()
+            if accelerator.device.type == "cuda":
+                torch.cuda.synchronize()
         self.cache_seconds = time.perf_counter() - began
         self.step = Step(
             self.distiller,
@@ -125,7 +126,8 @@ class Workload:
 
     def run(self, epoch: int = 0, most: int | None = None) -> int:
         """Steps through an epoch, or its first batches; returns how many."""
-        batches = plan(self.data.lengths, self.stage.batch, seed=0, stage=0, epoch=epoch, longest=LONGEST)[:most]
+        longest = max(LONGEST, int(self.data.lengths.max()))
+        batches = plan(self.data.lengths, self.stage.batch, seed=0, stage=0, epoch=epoch, longest=longest)[:most]
         with self.step.running():
             for batch in batches:
                 self.distiller.at(epoch, self.done)

@@ -1,0 +1,98 @@
+"""What only a GPU can show; skipped elsewhere."""
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from limbeck.distiller import Distiller
+from limbeck.engine.step import Step
+from limbeck.objectives import Labels, Logits, Match
+from limbeck.recipe import Stage
+from limbeck.teachers import remembering
+from tests.engine.test_step import LR, examples
+from tests.tiny import tiny_model
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "Memcpy DtoH")
+
+
+class Waiting(Labels):
+    """An objective that cannot be captured: it asks the device for a number."""
+
+    def forward(self, student, teacher, batch):
+        losses = super().forward(student, teacher, batch)
+        return losses * (2.0 if losses.sum().item() < 0 else 1.0)
+
+
+def made(*, eager=False, cached=False, compiled=False, labels=Labels, say=print):
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    accelerator = Accelerator(mixed_precision="bf16")
+    torch.manual_seed(3)
+    terms = {
+        "labels": labels(),
+        "logits": Logits(),
+        "layers": Match("hidden", map="uniform", align="linear(always=true)"),
+        "drawn": Match("mean", map="random", align="both(width=8)", distance="unit_sq"),
+    }
+    student, teacher = tiny_model("bert", 2, seed=1), tiny_model("bert", 4)
+    module = Distiller(teacher, student, terms, steps=10).to("cuda").train()
+    data = examples(64)
+    if cached:
+        module.teacher = remembering(module.teacher, data, passes=9, choice="auto", device=accelerator.device, say=say)
+    stage = Stage("distil", {"labels": {}}, steps=10, lr=LR)
+    return module, Step(module, stage, accelerator, data.on("cuda"), eager=eager, compiled=compiled, say=say)
+
+
+def run(module, step, count):
+    with step.running():
+        for at in range(count):
+            module.at(at // 4, at)
+            ids = np.random.default_rng(at).permutation(64)[:16]
+            step([ids], 16 + 16 * (at % 2), 16, LR, seed=at)
+    torch.cuda.synchronize()
+    return [p.detach().clone() for p in module.parameters()]
+
+
+@pytest.mark.parametrize("how", [{}, {"cached": True}, {"eager": True}, {"eager": True, "cached": True}])
+def test_twenty_steps_wait_for_nothing(how):
+    module, step = made(**how)
+    run(module, step, 6)  # every shape seen and captured
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        torch.cuda.synchronize()
+        with record_function("twenty steps"), step.running():
+            for at in range(20):
+                module.at(at // 4, at)
+                step([np.arange(16)], 16 + 16 * (at % 2), 16, LR, seed=at)
+        torch.cuda.synchronize()
+    events = list(profiler.events())
+    within = next(e.time_range for e in events if e.name == "twenty steps" and e.cpu_time_total)
+    waits = [e.name for e in events if e.name.startswith(WAITS) and within.start <= e.time_range.start < within.end]
+    assert not waits
+    assert any(e.name.startswith(("cudaGraphLaunch", "cudaLaunchKernel", "cuLaunchKernel")) for e in events)
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_captured_is_eager(cached):
+    eager, captured = (run(*made(eager=eager, cached=cached), 20) for eager in (True, False))
+    assert all(torch.equal(a, b) for a, b in zip(eager, captured))
+
+
+def test_compiled_and_captured_is_compiled():
+    eager, captured = (run(*made(eager=eager, compiled=True), 12) for eager in (True, False))
+    assert all(torch.equal(a, b) for a, b in zip(eager, captured))
+
+
+def test_a_step_that_cannot_be_captured_runs_eagerly():
+    """With dropout: a capture that failed must not leave the generator unusable."""
+    said = []
+    eager = run(*made(eager=True, labels=Waiting), 12)
+    module, step = made(labels=Waiting, say=said.append)
+    fallen = run(module, step, 12)
+    assert len(step.captures.refused) == 2
+    assert said
+    assert all(line.startswith("a step is not captured and runs eagerly: ") for line in said)
+    assert all(torch.equal(a, b) for a, b in zip(eager, fallen))
