@@ -2,8 +2,9 @@
 
     python benchmarks/buckets.py --model MODEL --data glue/ --tasks mrpc,stsb --results benchmarks/results/buckets.json
 
-Fine-tunes MODEL with the plan limbeck uses (sorted by length inside shuffled windows, padded to a bucket) and with plain
-shuffled batches padded to the longest text that occurs. Everything else is the same, the number of steps included.
+Fine-tunes MODEL with the plan limbeck uses (sorted by length inside shuffled windows, padded to a bucket) and with
+plain shuffled batches padded to the longest text that occurs. Everything else is the same, the number of steps
+included.
 """
 
 import argparse

@@ -27,7 +27,7 @@ GROWTH = {
     "depth": [6, 12, 24, 48],
     "width": [256, 512, 768, 1024],
     "length": [32, 64, 128, 256, 512],
-    "examples": [1024, 4096, 16384, 65536],
+    "examples": [1024, 4096, 16384],
     "matched": [1, 2, 4, 6],
 }
 SMALL = {"depth": 4, "width": 64, "length": 16, "examples": 64, "matched": 2}
@@ -47,7 +47,7 @@ def recipe(depth: int, matched: int, student: int) -> dict:
     }
 
 
-def measure(case: dict[str, int], cached: bool, batch: int, steps: int, accelerator) -> dict:
+def measure(model, case: dict[str, int], cached: bool, batch: int, steps: int, accelerator) -> dict:
     """Milliseconds a step, peak memory above what was there, and what building the cache took."""
     cuda = accelerator.device.type == "cuda"
     gc.collect()
@@ -60,7 +60,6 @@ def measure(case: dict[str, int], cached: bool, batch: int, steps: int, accelera
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         yaml.safe_dump(recipe(case["depth"], min(case["matched"], student), student), file)
         file.flush()
-        model = teacher(case["depth"], case["width"])
         work = Workload(file.name, model, data, batch, layers=student, cached=cached, accelerator=accelerator)
     work.run(0, steps)
     if cuda:
@@ -91,11 +90,14 @@ def main() -> None:
         for value in GROWTH[axis] if cuda else [middle[axis], 2 * middle[axis]]:
             case = middle | {axis: value}
             row: dict = {"axis": axis, "value": value}
+            model = teacher(case["depth"], case["width"])
             for mode in ("live", "cached"):
-                found = measure(case, mode == "cached", args.batch if cuda else 4, args.steps, accelerator)
+                found = measure(model, case, mode == "cached", args.batch if cuda else 4, args.steps, accelerator)
                 row |= {f"{mode}_{key}": number for key, number in found.items() if number is not None}
             rows.append(row)
             print(row, flush=True)
+            if args.results:  # each time: what is stopped keeps what it has
+                write(args.results, middle, args.batch, rows)
     keys = ["live_ms", "live_peak_gib", "cached_ms", "cached_peak_gib", "cached_cache_seconds"]
     print(
         markdown(
@@ -103,10 +105,13 @@ def main() -> None:
             [[row["axis"], str(row["value"]), *(f"{row[key]:.2f}" for key in keys)] for row in rows],
         )
     )
-    if args.results:
-        machine = {k: v for k, v in environment().items() if k != "command"}
-        result = {"environment": machine, "middle": middle, "batch": args.batch, "rows": rows}
-        Path(args.results).write_text(json.dumps(result, indent=1) + "\n", encoding="utf8")
+
+
+def write(path: str, middle: dict[str, int], batch: int, rows: list[dict]) -> None:
+    """The rows so far, and where they were measured."""
+    machine = {k: v for k, v in environment().items() if k != "command"}
+    result = {"environment": machine, "middle": middle, "batch": batch, "rows": rows}
+    Path(path).write_text(json.dumps(result, indent=1) + "\n", encoding="utf8")
 
 
 if __name__ == "__main__":

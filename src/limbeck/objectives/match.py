@@ -122,7 +122,7 @@ class Match(Objective):
             drawn = self.layers.draw(moment.seed, moment.stage, moment.epoch)
             if drawn != self._drawn_now:
                 self._drawn_now = drawn
-                self.draw.copy_(torch.tensor(drawn))
+                self.draw.copy_(torch.tensor(drawn), non_blocking=True)
 
     def pairs(self) -> list[tuple[int, int]]:
         """The layer pairs compared now, student first."""
