@@ -151,6 +151,15 @@ def test_half_precision_trains_what_trains():
     assert torch.equal(before, module.student.classifier.weight)
 
 
+def test_half_precision_where_nothing_of_the_student_trains():
+    module = distiller()
+    module.student.requires_grad_(False)
+    step = Step(module, Stage("distil", {"labels": {}}, steps=10, lr=LR), world("bf16"), examples().on("cpu"))
+    before = [p.clone() for p in step.parameters]
+    run(step, module)
+    assert not any(torch.equal(a, b) for a, b in zip(before, step.parameters))
+
+
 class Fakes:
     """CUDA graphs that replay by calling the work again, on a machine without CUDA."""
 

@@ -39,6 +39,8 @@ class Half:
 
     def hand_over(self, *, add: bool) -> None:
         """Move the copies' gradients to the weights, added to what is there or in its stead."""
+        if not self.trained:  # a stage that trains aligners alone
+            return
         found: list[Tensor] = [copy.grad for copy in self.trained if copy.grad is not None]
         (torch._foreach_add_ if add else torch._foreach_copy_)(self.gradients, found)  # pyright: ignore
         for copy in self.trained:
