@@ -1,7 +1,7 @@
 """What a run would do, from one tiny forward and backward: before hours are spent on it."""
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -54,6 +54,7 @@ class StageReport:
     frozen: int
     frozen_modules: list[str]
     unreached: list[str]
+    unreached_modules: list[str]
     student_sites: list[str]
     teacher_sites: list[str]
     teacher_blocks: tuple[int, int] | None  # run, of
@@ -102,6 +103,7 @@ def _stage(prepared: Prepared, index: int, unreached: list[str]) -> StageReport:
     distiller, stage = prepared.distillers[index], prepared.stages[index]
     parameters = list(distiller.parameters())
     trains = sum(p.numel() for p in parameters if p.requires_grad)
+    frozen = [name for name, p in distiller.named_parameters() if not p.requires_grad]
     values = {name: float(part) for name, part in _probe(distiller, prepared.probe()).items()}
     live = distiller.teacher
     passes = distiller.steps * stage.batch / len(prepared.train)
@@ -117,10 +119,9 @@ def _stage(prepared: Prepared, index: int, unreached: list[str]) -> StageReport:
         lr=stage.lr,
         trains=trains,
         frozen=everything - trains,
-        frozen_modules=_modules(
-            n for n, p in distiller.named_parameters() if not p.requires_grad and n not in unreached
-        ),
+        frozen_modules=_folded(distiller, {n for n in frozen if n not in unreached}),
         unreached=unreached,
+        unreached_modules=_folded(distiller, set(unreached)),
         student_sites=_sites(distiller.tap),
         teacher_sites=_sites(live.tap) if live else [],
         teacher_blocks=(live.tap.depth, architectures.shape(live.model).layers) if live else None,
@@ -170,9 +171,16 @@ def _there(distiller: Distiller, batch: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: column.to(device) for name, column in batch.items()}
 
 
-def _modules(names: Iterable[str]) -> list[str]:
-    """The modules that hold these parameters."""
-    return list(dict.fromkeys(name.removeprefix("student.").rpartition(".")[0] for name in names))
+def _folded(distiller: Distiller, names: set[str]) -> list[str]:
+    """The largest modules that hold these parameters and no others."""
+    others = {name for name, _ in distiller.named_parameters() if name not in names}
+    mixed = {name[:end] for name in others for end in range(len(name)) if name[end] == "."}
+    found = []
+    for name in sorted(names):
+        parts = name.split(".")
+        paths = [".".join(parts[: i + 1]) for i in range(len(parts))]
+        found.append(next(path for path in paths if path not in mixed))
+    return list(dict.fromkeys(found))
 
 
 def _timed_step(prepared: Prepared, distiller: Distiller, batch: int, cached: bool) -> tuple[float, float]:
@@ -250,7 +258,7 @@ def _stage_table(stage: StageReport) -> Table:
     for heading in ("value", "share"):
         table.add_column(heading, justify="right", no_wrap=True)
     for term in stage.terms:
-        pairs = ", ".join("logits" if s < 0 else f"{s}←{t}" for s, t in term.pairs)
+        pairs = _layers(term.pairs)
         aligner = f"{term.aligner}, {term.aligner_parameters:,} parameters" if term.aligner_parameters else "none"
         table.add_row(
             term.name,
@@ -265,13 +273,20 @@ def _stage_table(stage: StageReport) -> Table:
     return table
 
 
+def _layers(pairs: list[tuple[int, int]]) -> str:
+    ours, theirs = (list(dict.fromkeys(side)) for side in zip(*pairs)) if pairs else ([], [])
+    if len(theirs) > 1 and len(pairs) == len(ours) * len(theirs):  # each with all of the teacher's
+        return f"{', '.join(map(str, ours))} ← {', '.join(map(str, theirs))}"
+    return ", ".join("logits" if s < 0 else f"{s}←{t}" for s, t in pairs)
+
+
 def _stage_lines(stage: StageReport) -> Iterator[str]:
     yield f"  trains {stage.trains:,} parameters; {stage.frozen:,} are frozen; keeps the {stage.keeps} student"
     if stage.frozen_modules:
         yield f"  frozen: {', '.join(stage.frozen_modules)}"
     if stage.unreached:
-        yield f"  no objective reaches {', '.join(stage.unreached)}: frozen"
-    yield f"  reads of the student: {'; '.join(stage.student_sites)}"
+        yield f"  no objective reaches {', '.join(stage.unreached_modules)}: frozen"
+    yield f"  reads of the student: {'; '.join(stage.student_sites) or 'nothing'}"
     if stage.teacher_blocks:
         run, of = stage.teacher_blocks
         yield f"  reads of the teacher: {'; '.join(stage.teacher_sites)} ({run} of {of} layers run)"
