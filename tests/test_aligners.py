@@ -41,10 +41,10 @@ CASES = {
 
 
 def test_every_aligner_has_a_case():
-    assert set(CASES) == set(ALIGNERS)
+    assert {*CASES, "filters"} == set(ALIGNERS)  # filters need the models: test_filters.py
 
 
-@pytest.mark.parametrize("name", ALIGNERS)
+@pytest.mark.parametrize("name", CASES)
 def test_shapes_and_what_trains(name):
     _, teacher, (count, width), trained = CASES[name]
     aligner = ALIGNERS[name](STUDENT, teacher, PAIRS)

@@ -9,7 +9,7 @@ from limbeck.architectures import blocks
 from limbeck.distiller import Distiller
 from limbeck.errors import LimbeckError
 from limbeck.features import LOGITS
-from limbeck.objectives import Labels, Logits, Match, NamedAligner
+from limbeck.objectives import Heads, Labels, Logits, Match, NamedAligner, Probe
 from limbeck.spec import parse
 from tests.tiny import every_family, tiny_batch, tiny_model
 
@@ -29,6 +29,9 @@ def every_kind():
         "scores": Match("scores", map="last", distance="mse", weight=0.1),
         "relations": Match("value_relation", map="last", distance="kl"),
         "embedded": Match("embeddings", align="shared"),
+        "filtered": Match("hidden", map="uniform", align="filters(next-layer)"),
+        "probed": Probe("hidden", map="last", align="filters(all-next-layers)"),
+        "said": Heads("cls", map="attention", align="filters(none)"),
     }
 
 

@@ -18,8 +18,10 @@ FILES = sorted(ROOT.rglob("*.py"))
 ORDER = [
     {"errors", "folder"},
     {"spec"},
-    {"features", "mappings", "aligners", "distances", "architectures", "data", "report", "recipe"},
+    {"features", "mappings", "distances", "architectures", "data", "report", "recipe"},
     {"taps", "initialisers", "models", "evaluation"},
+    {"filters"},
+    {"aligners"},
     {"objectives", "efficiency", "cache"},
     {"teachers"},
     {"distiller"},
@@ -102,7 +104,7 @@ def public(tree):
 
 
 # What a subclass answers is described where it is asked for.
-ANSWERS = {"forward", "bind", "reads", "at"}
+ANSWERS = {"forward", "bind", "reads", "at", "finish"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))

@@ -10,6 +10,8 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from limbeck.filters import Filters
+
 Sides = tuple[list[Tensor], list[Tensor]]
 Width = Annotated[int, Field(gt=0)]
 
@@ -92,7 +94,7 @@ class Concat(nn.Module):
         return [self.student(torch.cat(list(student), -1))], [self.teacher(torch.cat(list(teacher), -1))]
 
 
-ALIGNERS = {"none": NoAligner, "linear": Linear, "shared": Shared, "both": Both, "concat": Concat}
+ALIGNERS = {"none": NoAligner, "linear": Linear, "shared": Shared, "both": Both, "concat": Concat, "filters": Filters}
 
 
 def _teacher_map(inside: int, outside: int, train: bool) -> nn.Module:

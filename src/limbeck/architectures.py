@@ -5,10 +5,12 @@ A new family is one entry in FAMILIES. Everything else about a model (depth, wid
 
 import copy
 import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.configuration_utils import PretrainedConfig
 
@@ -110,8 +112,11 @@ def positions(config: PretrainedConfig) -> int:
     return config.max_position_embeddings - offset
 
 
-def shortened(model: PreTrainedModel, depth: int) -> nn.Module:
-    """The base model with its first `depth` blocks and no pooler, sharing every weight; the original is untouched."""
+def shortened(model: PreTrainedModel, depth: int, *, skip: int = 0) -> nn.Module:
+    """The base model with its first `depth` blocks, less the first `skip`, and no pooler.
+
+    It shares every weight; the original is untouched.
+    """
     base = model.base_model
     view = _shallow(base)
     *containers, last = family(model).blocks.split(".")
@@ -120,10 +125,41 @@ def shortened(model: PreTrainedModel, depth: int) -> nn.Module:
         inner, copied = inner.get_submodule(name), _shallow(inner.get_submodule(name))
         inner_view._modules[name] = copied
         inner_view = copied
-    inner_view._modules[last] = nn.ModuleList(blocks(model)[:depth])
+    inner_view._modules[last] = nn.ModuleList(blocks(model)[skip:depth])
     if "pooler" in view._modules:
         view._modules["pooler"] = None
     return view
+
+
+def copied_blocks(model: PreTrainedModel, first: int, last: int) -> nn.Module:
+    """A copy of blocks `first` to `last`: a base model that takes states (`inputs_embeds`) and has no embeddings.
+
+    The family's own forward runs, and makes the mask and position bias its blocks want.
+    """
+    view = shortened(model, last, skip=first - 1)
+    for name in ("embeddings", "embeddings_project"):  # the second is ELECTRA's
+        if name in view._modules:
+            view._modules[name] = _HandOn()
+    return copy.deepcopy(view)
+
+
+def same_blocks(student: PreTrainedModel, ours: Sequence[int], teacher: PreTrainedModel, theirs: Sequence[int]) -> bool:
+    """Whether these layers of the student hold, each, the weights of these of the teacher."""
+    return len(ours) == len(theirs) and all(
+        min(s, t) > 0 and _same(blocks(student)[s - 1], blocks(teacher)[t - 1]) for s, t in zip(ours, theirs)
+    )
+
+
+class _HandOn(nn.Module):
+    """Stands where embeddings stood, and hands on the states it is given."""
+
+    def forward(self, *args: Tensor | None, inputs_embeds: Tensor | None = None, **_: object) -> Tensor:
+        return next(given for given in (inputs_embeds, *args) if given is not None)
+
+
+def _same(one: nn.Module, other: nn.Module) -> bool:
+    ours, theirs = one.state_dict(), other.state_dict()
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name].cpu(), theirs[name].cpu()) for name in ours)
 
 
 def _shallow(module: nn.Module) -> nn.Module:

@@ -56,6 +56,7 @@ class Distiller(nn.Module):
             architectures.shape(student),
             architectures.shape(teacher) if teacher else None,
             student.config.num_labels == 1,
+            (student, teacher) if teacher else None,
         )
         for objective in self.terms.values():
             objective.bind(models, aligners or {})
@@ -98,6 +99,11 @@ class Distiller(nn.Module):
         moment = Moment(self.seed, self.stage, epoch, step / max(self.steps, 1))
         for objective in self.terms.values():
             objective.at(moment)
+
+    def finish(self) -> None:
+        """Do what the objectives leave for the end of the training."""
+        for objective in self.terms.values():
+            objective.finish()
 
     def forward(self, teacher_features: Features | None = None, **batch: Any) -> Output:
         """Every part of the loss, and their weighted sum.

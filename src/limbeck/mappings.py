@@ -18,6 +18,7 @@ class Layers(NamedTuple):
     teacher: tuple[int, ...]
     draw: Callable[[int, int, int], list[int]] | None = None
     note: str = ""  # what a user should hear
+    attend: bool = False  # each student layer meets all the teacher's, weighed by how alike they are
 
 
 def uniform(student: int, teacher: int, *, last: bool = True, embeddings: bool = False) -> Layers:
@@ -75,7 +76,12 @@ def random(student: int, teacher: int, *, last: bool = False) -> Layers:
     return Layers(met, drawn_from, draw)
 
 
-MAPPINGS = {f.__name__: f for f in (uniform, first, top, last, sanh, pairs, random)}
+def attention(student: int, teacher: int, *, last: bool = False) -> Layers:
+    """Every student layer with all teacher layers at once, weighed by attention (Universal-KD)."""
+    return Layers(tuple(_layers(student, last)), tuple(_layers(teacher, last)), attend=True)
+
+
+MAPPINGS = {f.__name__: f for f in (uniform, first, top, last, sanh, pairs, random, attention)}
 
 
 def _layers(depth: int, last: bool = True, embeddings: bool = False) -> range:

@@ -22,7 +22,7 @@ from limbeck.engine.loop import total_steps
 from limbeck.engine.world import seed_for
 from limbeck.errors import LimbeckError
 from limbeck.initialisers import start_student
-from limbeck.objectives import Labels, Match, NamedAligner, build
+from limbeck.objectives import Labels, Match, NamedAligner, Probe, build
 from limbeck.recipe import Recipe, Stage, resolve
 from limbeck.spec import allowing, parse
 
@@ -89,7 +89,10 @@ class Prepared:
         if "aligners" in stage.train:
             return True
         aligner = getattr(distiller.terms[name.split(".")[1]], "align", None)
-        return aligner is not None and aligner.name in self.aligners and aligner.name in stage.train
+        if aligner is None or aligner.name not in self.aligners:
+            return False
+        side = name.partition(".aligner.")[2].partition(".")[0]
+        return aligner.name in stage.train or f"{aligner.name}.{side}" in stage.train
 
     def probe(self) -> dict[str, torch.Tensor]:
         """Two short examples, to see what a forward does."""
@@ -126,7 +129,7 @@ def prepare(asked: Request) -> Prepared:
 def _prepare(asked: Request) -> Prepared:
     recipe, notes = asked.recipe, []
     declared = [{n: build(o, recipe.aligners) for n, o in stage.objectives.items()} for stage in recipe.stages]
-    labelled = any(isinstance(o, Labels) and not o.idle for stage in declared for o in stage.values())
+    labelled = any(isinstance(o, Labels | Probe) and not o.idle for stage in declared for o in stage.values())
     corpus = load(asked.data, labelled=labelled)
     _training(corpus)
     notes += corpus.notes

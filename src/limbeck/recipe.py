@@ -185,7 +185,8 @@ def _call_faults(data: Mapping[str, Any]) -> Iterable[str]:
         if (stage.get("epochs") is None) == (stage.get("steps") is None):
             yield f"{at}: give either epochs or steps."
         for target in stage["train"] if isinstance(stage.get("train"), list) else []:
-            allowed = ["student", "aligners", *(aligners or {})]
+            sides = [f"{name}{side}" for name in aligners or {} for side in ("", ".student", ".teacher")]
+            allowed = ["student", "aligners", *sides]
             if target not in allowed:
                 yield f'{at}.train: there is no "{target}" to train. Allowed: {", ".join(allowed)}.'
         objectives = stage.get("objectives") if isinstance(stage.get("objectives"), dict) else {}

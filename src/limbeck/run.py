@@ -223,6 +223,7 @@ def _train(
             prepared.keeps(index),
             checkpoint if checkpoint and state.step > 0 else None,
         )
+        distiller.finish()
         if live is not None:
             distiller.teacher = live  # the memory of a cache goes with its stage
         state = State(stage=index + 1, seconds=state.seconds, logged=folder.logged())

@@ -46,6 +46,8 @@ class Tap:
         return self.features[name].func.site
 
     def __call__(self, **batch: Tensor) -> Features:
+        if not self.sites:
+            return {}
         seen = Seen(mask=batch["attention_mask"].bool())
         with ExitStack() as attached:
             attached.enter_context(self._watch_hidden(seen))

@@ -13,14 +13,23 @@ from torch import nn
 from limbeck.aligners import ALIGNERS
 from limbeck.errors import LimbeckError, did_you_mean
 from limbeck.objectives.base import Models, Moment, NamedAligner, Objective, Read, per_example, ramp
+from limbeck.objectives.heads import Heads
 from limbeck.objectives.match import Match
 from limbeck.objectives.predictions import Labels, Logits
+from limbeck.objectives.probe import Probe
 from limbeck.spec import bind, options_of, parse
 
-OBJECTIVES: dict[str, type[Objective]] = {"labels": Labels, "logits": Logits, "match": Match}
+OBJECTIVES: dict[str, type[Objective]] = {
+    "labels": Labels,
+    "logits": Logits,
+    "match": Match,
+    "probe": Probe,
+    "heads": Heads,
+}
 
 __all__ = [
     "OBJECTIVES",
+    "Heads",
     "Labels",
     "Logits",
     "Match",
@@ -28,6 +37,7 @@ __all__ = [
     "Moment",
     "NamedAligner",
     "Objective",
+    "Probe",
     "Read",
     "build",
     "check_name",

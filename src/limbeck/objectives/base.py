@@ -6,6 +6,7 @@ from typing import Annotated, Literal, NamedTuple
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from limbeck.aligners import ALIGNERS
 from limbeck.architectures import Shape
@@ -37,6 +38,7 @@ class Models(NamedTuple):
     student: Shape
     teacher: Shape | None
     regression: bool = False
+    live: tuple[PreTrainedModel, PreTrainedModel] | None = None  # student and teacher themselves, for who needs more
 
 
 def ramp(progress: float, *, weight: float, over: Annotated[float, Field(gt=0)] = 1.0) -> float:
@@ -85,6 +87,9 @@ class Objective(nn.Module):
     def forward(self, student: Features, teacher: Features, batch: Mapping[str, Tensor]) -> Tensor:
         """One number an example."""
         raise NotImplementedError
+
+    def finish(self) -> None:
+        """What is left to do when the stage is over; done again where a run resumes before it was saved."""
 
 
 class NamedAligner:

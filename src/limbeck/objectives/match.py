@@ -11,6 +11,7 @@ from limbeck.architectures import Shape
 from limbeck.distances import DISTANCES, OF_DISTRIBUTIONS
 from limbeck.errors import LimbeckError
 from limbeck.features import FEATURES, LOGITS
+from limbeck.filters import Filters
 from limbeck.mappings import MAPPINGS, Layers
 from limbeck.objectives.base import Models, Moment, NamedAligner, Objective, Read, per_example
 from limbeck.spec import Call, bind, parse
@@ -21,6 +22,7 @@ class Match(Objective):
     """Layers of the student against layers of the teacher: feature × mapping × aligner × distance."""
 
     draw: Tensor
+    by_heads = False  # whether layers are compared by what heads on them predict
 
     def __init__(
         self,
@@ -76,13 +78,17 @@ class Match(Objective):
         widths = getattr(student, self.feature.width), getattr(teacher, self.feature.width)
         make = named.get(self.align.name) or bind(self.align, ALIGNERS, "aligner")
         self.aligner = make(*widths, count)
-        if isinstance(self.aligner, NoAligner) and not self.aligner.fits:
+        if isinstance(self.aligner, Filters) and models.live:
+            self.aligner.bind(*models.live, self.layers, tokens=self.feature.rows == "token")
+        if isinstance(self.aligner, NoAligner | Filters) and not self.aligner.fits and not self.by_heads:
             raise LimbeckError(
                 f"match: {self.call} compares a student of width {widths[0]} with a teacher of width {widths[1]} as "
                 "is. Add align: linear, which learns the map."
             )
 
     def _check_layers(self, student: Shape, teacher: Shape) -> None:
+        if self.layers.attend and not self.by_heads:
+            raise LimbeckError("map: attention goes with heads, which compares predictions. Use another map.")
         lowest = 1 if self.feature.site == "attention" else LOGITS
         if not self.layers.student:
             raise LimbeckError(
@@ -140,7 +146,8 @@ class Match(Objective):
         theirs = [teacher[name, t].values for t in self.layers.teacher]
         if self.layers.draw:  # the drawn layers are picked on the device: one captured step serves every draw
             theirs = list(torch.stack(theirs).index_select(0, self.draw).unbind())
-        left, right = self.aligner([rows.values for rows in ours], theirs)
+        mask = [ours[0].mask] if isinstance(self.aligner, Filters) else []  # filters may attend to other tokens
+        left, right = self.aligner([rows.values for rows in ours], theirs, *mask)
         if self.feature.rows == "example":  # one row each, so few that all layers go at once: fewer kernels
             layers = self.distance(torch.stack(left), torch.stack(right))
         else:

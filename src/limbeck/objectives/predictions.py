@@ -18,6 +18,11 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits, labels.long(), reduction="none")
 
 
+def squared_error(logits: Tensor, labels: Tensor) -> Tensor:
+    """The squared difference from the right score; what every label loss becomes on a regression task."""
+    return (logits.squeeze(-1) - labels.float()).square()
+
+
 LABELS = {"cross_entropy": cross_entropy}
 
 
@@ -27,19 +32,16 @@ class Labels(Objective):
     def __init__(self, labels: str | Call = "cross_entropy", *, weight: float | str = 1.0) -> None:
         super().__init__(weight)
         self.loss = bind(parse(labels), LABELS, "label loss")
-        self.regression = False
 
     def bind(self, models: Models, named: Mapping[str, NamedAligner]) -> None:
-        self.regression = models.regression
+        if models.regression:
+            self.loss = squared_error
 
     def reads(self) -> set[Read]:
         return {Read("student", "logits", LOGITS)}
 
     def forward(self, student: Features, teacher: Features, batch: Mapping[str, Tensor]) -> Tensor:
-        logits = student["logits", LOGITS].values
-        if self.regression:
-            return (logits.squeeze(-1) - batch["labels"].float()).square()
-        return self.loss(logits, batch["labels"])
+        return self.loss(student["logits", LOGITS].values, batch["labels"])
 
 
 class Logits(Objective):

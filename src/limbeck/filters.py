@@ -1,0 +1,134 @@
+"""Filters: small networks on single layers that keep what the task needs, each with a head that predicts it (TED).
+
+They are an aligner, and one that can predict: `probe` teaches the heads the task, `match` compares what comes out of
+the filters, `heads` what comes out of the heads.
+"""
+
+import copy
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from limbeck import architectures
+from limbeck.errors import LimbeckError
+from limbeck.mappings import Layers
+from limbeck.taps import IMPLEMENTATION
+
+Kind = Literal["linear", "mlp", "next-layer", "all-next-layers"] | None
+Head = Literal["linear", "pooled"]
+DROPOUT = 0.1  # before the maps of a head; the paper's for task layers
+
+
+class Filters(nn.Module):
+    """A filter a layer and model, to the teacher's width, each with a head that predicts from the first token (TED).
+
+    A filter is `linear`, an `mlp`, a copy of the model's `next-layer` or of `all-next-layers`, or `none`: the head
+    alone. A `pooled` head has a layer of its own before the last map. The filters of a student made of the teacher's
+    layers have the form of the teacher's, so that they can become copies of them.
+    """
+
+    student: "Side"
+    teacher: "Side"
+
+    def __init__(self, student: int, teacher: int, pairs: int, *, kind: Kind = "linear", head: Head = "linear") -> None:
+        super().__init__()
+        self.width, self.fits = teacher, kind is not None or student == teacher
+        self.kind: Kind = kind
+        self.head: Head = head
+        self.layers: Layers | None = None
+        self.alike = False  # whether the student is made of the teacher's layers
+
+    def bind(self, student: PreTrainedModel, teacher: PreTrainedModel, layers: Layers, *, tokens: bool) -> None:
+        """Make the filters of these layers; a second time only see that they are the same layers."""
+        if layers.draw:
+            raise LimbeckError("filters belong to layers, and a random map has other layers each epoch. Use another.")
+        if not tokens and self.kind in ("next-layer", "all-next-layers"):
+            raise LimbeckError(f"filters({self.kind}) attend to every token: compare hidden.")
+        if self.layers is not None:
+            if self.layers[:2] != layers[:2]:
+                raise LimbeckError(
+                    f"filters that were made for layers {_said(self.layers)} are asked for {_said(layers)}. "
+                    "Give every term that names them the same map."
+                )
+            return
+        self.layers = layers
+        self.alike = architectures.same_blocks(student, layers.student, teacher, layers.teacher)
+        labels = architectures.shape(student).labels
+        self.teacher = Side(self, teacher, layers.teacher, labels)
+        self.student = copy.deepcopy(self.teacher) if self.alike else Side(self, student, layers.student, labels)
+
+    def copy_to_student(self) -> None:
+        """Make the student's filters and heads what the teacher's are."""
+        self.student.load_state_dict(self.teacher.state_dict())
+
+    def train(self, mode: bool = True) -> "Filters":
+        """Set the mode; a side that does not train stays in eval mode: dropout would only blur what it says."""
+        super().train(mode)
+        for side in self.children():
+            side.train(mode and any(p.requires_grad for p in side.parameters()))
+        return self
+
+    def forward(
+        self, student: Sequence[Tensor], teacher: Sequence[Tensor], mask: Tensor
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        with torch.no_grad():  # trained together, both sides would agree on nothing at all
+            target = self.teacher(teacher, mask)
+        return self.student(student, mask), target
+
+
+class Side(nn.Module):
+    """The filters and heads of one model, one of each a layer."""
+
+    def __init__(self, asked: Filters, model: PreTrainedModel, layers: Sequence[int], labels: int) -> None:
+        super().__init__()
+        width = asked.width if asked.kind else architectures.shape(model).width
+        self.filters = nn.ModuleList(_filter(asked.kind, model, layer, width) for layer in layers)
+        self.heads = nn.ModuleList(_head(asked.head, width, labels) for _ in layers)
+
+    def forward(self, states: Sequence[Tensor], mask: Tensor) -> list[Tensor]:
+        return [f(s, mask) if isinstance(f, Blocks) else f(s) for f, s in zip(self.filters, states)]
+
+    def predict(self, states: Sequence[Tensor], mask: Tensor) -> list[Tensor]:
+        """The predictions of every head: `(batch, labels)` each."""
+        filtered = self(states, mask)
+        return [head(f[:, 0] if f.dim() == 3 else f) for head, f in zip(self.heads, filtered)]
+
+
+class Blocks(nn.Module):
+    """Copies of some blocks of a model, and a map to `width` behind them where theirs differs."""
+
+    def __init__(self, model: PreTrainedModel, first: int, last: int, width: int) -> None:
+        super().__init__()
+        own = architectures.shape(model).width
+        self.blocks = architectures.copied_blocks(model, first, last).requires_grad_(True)
+        config: Any = self.blocks.config
+        if config._attn_implementation == "sdpa":
+            config._attn_implementation = IMPLEMENTATION  # whose mask does not wait for the device
+        self.map = nn.Linear(own, width) if own != width else nn.Identity()
+
+    def forward(self, states: Tensor, mask: Tensor) -> Tensor:
+        return self.map(self.blocks(inputs_embeds=states, attention_mask=mask.long()).last_hidden_state)
+
+
+def _filter(kind: Kind, model: PreTrainedModel, layer: int, width: int) -> nn.Module:
+    depth, own = architectures.shape(model)[:2]
+    if kind is None:
+        return nn.Identity()
+    if kind == "mlp":
+        return nn.Sequential(nn.Linear(own, own), nn.GELU(), nn.Linear(own, width))
+    if kind == "linear" or layer == depth:  # no layer comes after the last
+        return nn.Linear(own, width)
+    return Blocks(model, layer + 1, layer + 1 if kind == "next-layer" else depth, width)
+
+
+def _head(kind: Head, width: int, labels: int) -> nn.Module:
+    last = [nn.Dropout(DROPOUT), nn.Linear(width, labels)]
+    pooler = [nn.Dropout(DROPOUT), nn.Linear(width, width), nn.GELU()] if kind == "pooled" else []
+    return nn.Sequential(*pooler, *last)
+
+
+def _said(layers: Layers) -> str:
+    return f"{list(layers.student)} of the student and {list(layers.teacher)} of the teacher"
