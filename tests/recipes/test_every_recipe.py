@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import limbeck
 from limbeck import architectures, efficiency, models
@@ -47,13 +48,13 @@ def train(recipe, out, family="bert", *, labels=toy.LABELS, **asked):
 
 def assert_left(run, recipe):
     """Every part of the loss is there and finite, and the run folder is whole."""
-    parts = {name for stage in book.resolve(recipe).stages for name in stage.objectives}
+    parts = {stage.name: set(stage.objectives) for stage in book.resolve(recipe).stages}
     lines = toy.losses(run.folder)
-    assert [line["step"] for line in lines] == [1, 2, 3]
+    assert [(line["stage"], line["step"]) for line in lines] == [(stage, k) for stage in parts for k in (1, 2, 3)]
     for line in lines:
-        assert set(line) == {"stage", "epoch", "step", "loss", "lr", *parts}
+        assert set(line) == {"stage", "epoch", "step", "loss", "lr", *parts[line["stage"]]}
         assert all(math.isfinite(value) for value in line.values() if isinstance(value, float))
-        assert all(line[name] >= 0 for name in parts)
+        assert all(line[name] >= 0 for name in parts[line["stage"]])
     scores = json.loads((run.folder / "scores.json").read_text("utf8"))
     assert set(scores) == SCORES
     assert scores == run.scores
@@ -87,17 +88,24 @@ def test_trains_on_a_score(recipe, tmp_path):
     assert models.config_of(str(tmp_path / "run")).num_labels == 1
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_a_fixed_batch_gets_better(recipe):
+STAGES = [(recipe, index) for recipe in RECIPES for index in range(len(book.resolve(recipe).stages))]
+
+
+@pytest.mark.parametrize(("recipe", "index"), STAGES)
+def test_a_fixed_batch_gets_better(recipe, index):
     """Draws fixed, dropout off, thirty steps."""
     teacher = toy.teacher("bert", dropout=0.0)
     who = {"student": teacher, "layers": 2} if recipe == "finetune" else {"teacher": teacher, "layers": 2}
     prepared = prepare(request(recipe, DataSpec(**toy.data()), **who))
-    distiller = prepared.distillers[0]
-    prepared.set_trained(0)
-    optimizer = torch.optim.AdamW([p for p in distiller.parameters() if p.requires_grad], lr=1e-3)
+    distiller = prepared.distillers[index]
+    prepared.set_trained(index)
+    lr = 1e-3 if "student" in prepared.stages[index].train else 1e-2  # heads on a frozen model are slow to learn
+    optimizer = torch.optim.AdamW([p for p in distiller.parameters() if p.requires_grad], lr=lr)
     batch = prepared.train.batch(torch.arange(16).numpy(), 64)
     distiller.train()
+    for module in distiller.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
     distiller.at(0, 0)
     history = []
     for _ in range(30):
@@ -110,13 +118,23 @@ def test_a_fixed_batch_gets_better(recipe):
     assert history[-1] < history[15] < history[0]
 
 
-@pytest.mark.parametrize("recipe", ["pkd", "rail-kd-l", "lwd"])
+@pytest.mark.parametrize("recipe", ["pkd", "rail-kd-l", "lwd", "ted"])
 def test_a_narrower_student(recipe, tmp_path):
     narrow = toy.teacher("bert", width=16, layers=2, seed=1)
     run = toy.distill(recipe, tmp_path / "run", teacher=toy.teacher("bert"), student=narrow)
     assert_left(run, recipe)
     assert models.config_of(str(run.student)).hidden_size == 16
     assert (run.folder / "aligners.safetensors").exists()
+
+
+@pytest.mark.parametrize("kind", ["mlp", "next-layer", "all-next-layers"])
+@pytest.mark.parametrize("narrow", [False, True])
+def test_filters_of_every_kind(kind, narrow, tmp_path):
+    who = {"student": toy.teacher("bert", width=16, layers=2, seed=1)} if narrow else {"layers": 2}
+    filters = f"aligners.task=filters({kind})"
+    run = toy.distill("ted", tmp_path / "run", teacher=toy.teacher("bert"), set=(filters,), **who)
+    assert_left(run, "ted")
+    assert any(".teacher.filters." in name for name in load_file(run.folder / "aligners.safetensors"))
 
 
 def test_a_student_of_another_family(tmp_path, monkeypatch):
