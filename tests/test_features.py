@@ -179,6 +179,12 @@ def test_heads_are_joined_token_by_token_before_they_are_cut_anew(name, heads):
     agree(FEATURES[name](seen, LAYER, heads=heads), REFERENCES[name](seen, LAYER, heads))
 
 
+@pytest.mark.parametrize("name", ["query_relation", "key_relation", "value_relation"])
+def test_relations_in_heads_of_a_size(name):
+    seen = seen_of()
+    agree(FEATURES[name](seen, LAYER, size=2), REFERENCES[name](seen, LAYER, WIDTH // 2))
+
+
 @pytest.mark.parametrize("name", OF_HEADS)
 @pytest.mark.parametrize("heads", [None, 2])
 def test_grouped_keys(name, heads):

@@ -296,6 +296,9 @@ def test_what_is_no_weight(weight):
         (Match("attention", map="last"), {"student": (3, 9, 3, 3)}, "neither 3 nor 2 heads.*heads=…"),
         (Match("attention(heads=3)", map="last"), {}, "3 heads"),
         (Match("query_relation(heads=16)", map="last"), {}, "16 heads"),
+        (Match("query_relation(size=3)", map="last"), {}, "size 3 does not divide the teacher's width, 8"),
+        (Match("query_relation(heads=2, size=4)", map="last"), {}, "heads or size, not both"),
+        (Match("query_relation(size=1)", map="last"), {"student": (3, 4, 2, 3)}, "8 heads do not divide both widths"),
     ],
 )
 def test_models_that_do_not_fit(match, shapes, said):
@@ -322,6 +325,12 @@ def test_models_with_other_head_counts_meet_in_one_that_divides_both(student, te
 def test_heads_named_in_the_recipe_win():
     objective = bound(Match("value_relation(heads=8)", map="last"), student=(3, 32, 2, 3), teacher=(6, 64, 4, 3))
     assert {read.feature for read in objective.reads()} == {"value_relation(heads=8)"}
+
+
+@pytest.mark.parametrize("student", [32, 64, 16])
+def test_a_size_is_that_of_the_teachers_heads_and_both_have_as_many(student):
+    objective = bound(Match("key_relation(size=16)", map="last"), student=(3, student, 2, 3), teacher=(6, 64, 2, 3))
+    assert {read.feature for read in objective.reads()} == {"key_relation(heads=4)"}
 
 
 def test_a_named_aligner_is_made_once():

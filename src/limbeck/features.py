@@ -13,6 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 Heads = Annotated[int, Field(gt=0)] | None
+Size = Annotated[int, Field(gt=0)] | None  # of a head, instead of their number; in a match, of a head of the teacher
 LOGITS = -1  # the "layer" of predictions, which come after every block
 
 
@@ -131,27 +132,30 @@ def attention(seen: Seen, layer: int, *, heads: Heads = None) -> Rows:
     return _distributions(_scores(seen.attention[layer], heads), seen.mask)
 
 
-def _relation(seen: Seen, layer: int, part: str, heads: int | None) -> Rows:
-    states = _split(getattr(seen.attention[layer], part), heads)
+def _relation(seen: Seen, layer: int, part: str, heads: int | None, size: int | None) -> Rows:
+    states = getattr(seen.attention[layer], part)
+    if size is not None:
+        heads = states.shape[1] * states.shape[3] // size
+    states = _split(states, heads)
     return _distributions(states @ states.transpose(-1, -2) * states.shape[-1] ** -0.5, seen.mask)
 
 
 @seen_at("attention", distribution=True)
-def value_relation(seen: Seen, layer: int, *, heads: Heads = None) -> Rows:
+def value_relation(seen: Seen, layer: int, *, heads: Heads = None, size: Size = None) -> Rows:
     """How the values of the tokens relate: softmax(v·vᵀ/√d) (MiniLM)."""
-    return _relation(seen, layer, "value", heads)
+    return _relation(seen, layer, "value", heads, size)
 
 
 @seen_at("attention", distribution=True)
-def query_relation(seen: Seen, layer: int, *, heads: Heads = None) -> Rows:
+def query_relation(seen: Seen, layer: int, *, heads: Heads = None, size: Size = None) -> Rows:
     """How the queries relate (MiniLMv2)."""
-    return _relation(seen, layer, "query", heads)
+    return _relation(seen, layer, "query", heads, size)
 
 
 @seen_at("attention", distribution=True)
-def key_relation(seen: Seen, layer: int, *, heads: Heads = None) -> Rows:
+def key_relation(seen: Seen, layer: int, *, heads: Heads = None, size: Size = None) -> Rows:
     """How the keys relate (MiniLMv2)."""
-    return _relation(seen, layer, "key", heads)
+    return _relation(seen, layer, "key", heads, size)
 
 
 FEATURES: dict[str, Callable[..., Rows]] = {

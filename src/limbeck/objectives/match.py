@@ -37,7 +37,7 @@ class Match(Objective):
         super().__init__(weight)
         self.call, self.align = parse(match), parse(align)
         feature = bind(self.call, FEATURES, "feature")
-        self.feature, self.asked_heads = feature.func, feature.keywords.get("heads")
+        self.feature, self.asked = feature.func, feature.keywords
         if not hasattr(self.feature, "site"):
             raise LimbeckError(f'feature "{self.call.name}" does not say where it looks: mark it with @seen_at(…).')
         self.distance = bind(parse(distance), DISTANCES, "distance")
@@ -106,7 +106,7 @@ class Match(Objective):
         """Models with other head counts meet in the largest of the two counts that divides both widths."""
         if self.feature.site != "attention":
             return
-        if heads := self.asked_heads:
+        if heads := self._asked_heads(teacher):
             if student.width % heads or teacher.width % heads:
                 raise LimbeckError(
                     f"match: {self.call}: {heads} heads do not divide both widths, {student.width} and {teacher.width}."
@@ -121,6 +121,18 @@ class Match(Objective):
                 f"{student.width} and {teacher.width}. Say how many: {self.call.name}(heads=…)."
             )
         self.call = self.call.with_option("heads", max(fitting))
+
+    def _asked_heads(self, teacher: Shape) -> int | None:
+        """How many heads the recipe wants: it says so, or how wide one of the teacher's is."""
+        heads, size = self.asked.get("heads"), self.asked.get("size")
+        if size is None:
+            return heads
+        if heads is not None:
+            raise LimbeckError(f"match: {self.call}: give heads or size, not both.")
+        if teacher.width % size:
+            raise LimbeckError(f"match: {self.call}: size {size} does not divide the teacher's width, {teacher.width}.")
+        self.call = Call(self.call.name, options={"heads": teacher.width // size})
+        return teacher.width // size
 
     def at(self, moment: Moment) -> None:
         super().at(moment)
