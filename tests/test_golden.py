@@ -13,8 +13,9 @@ import torch
 
 from limbeck.distiller import Distiller
 from limbeck.initialisers import start_student
-from limbeck.objectives import build
+from limbeck.objectives import NamedAligner, build
 from limbeck.recipe import resolve, shipped
+from limbeck.spec import parse
 from tests.tiny import columns_for, tiny_batch, tiny_model
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
@@ -31,9 +32,9 @@ def doubled():
 
 
 class Case:
-    """A recipe's distiller over two models, and what the models say of a batch."""
+    """The distiller of a recipe's stage over two models, and what the models say of a batch."""
 
-    def __init__(self, recipe, *, width=32, labels=3, task=None, init=None):
+    def __init__(self, recipe, *, width=32, labels=3, task=None, init=None, stage=0):
         self.recipe = resolve(recipe, task=task)
         self.teacher = tiny_model("bert", 6, labels=labels, seed=1).double()
         if init:
@@ -44,10 +45,12 @@ class Case:
             self.student = tiny_model("bert", 3, width=width, labels=labels, seed=2)
         self.student.double()
         with doubled():
-            objectives = {n: build(o) for n, o in self.recipe.stages[0].objectives.items()}
+            named = self.recipe.aligners
+            objectives = {n: build(o, named) for n, o in self.recipe.stages[stage].objectives.items()}
         torch.manual_seed(3)
         with doubled():
-            self.distiller = Distiller(self.teacher, self.student, objectives, seed=5).eval()
+            aligners = {name: NamedAligner(parse(call)) for name, call in named.items()}
+            self.distiller = Distiller(self.teacher, self.student, objectives, aligners=aligners, seed=5).eval()
         self.batch = tiny_batch(self.student)
         self.mask = self.batch["attention_mask"].double()
         self.y = self.batch["labels"]
