@@ -18,7 +18,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 ORDER = [
     {"errors", "folder"},
     {"spec"},
-    {"features", "mappings", "distances", "architectures", "data", "report", "recipe"},
+    {"features", "mappings", "distances", "architectures", "data", "report", "recipe", "pairs"},
     {"taps", "initialisers", "models", "evaluation"},
     {"filters"},
     {"aligners"},

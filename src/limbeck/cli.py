@@ -307,16 +307,21 @@ def report(
 @takes()
 def recipes(
     name: Annotated[str | None, typer.Argument(help="Show the card of this recipe.")] = None,
+    papers: Annotated[bool, _option("--pairs", "List the papers' pairs of models and the commands to type.")] = False,
     as_json: Annotated[bool, _option("--json", "Print JSON.")] = False,
 ) -> None:
     """List the methods; with a NAME, show its card and its recipe."""
     from limbeck import recipe as book
+    from limbeck.pairs import pairs
 
-    known = book.listed() if name is None else [book.described(name)]
+    known: Any = pairs(name) if papers else book.listed() if name is None else book.described(name)
     if as_json:
-        out.print_json(data=known if name is None else known[0])
+        out.print_json(data=known)
+    elif papers:
+        for pair in known:
+            out.print(f"{pair['paper']}, {pair['sizes']}:", *pair["commands"], "", sep="\n", markup=False)
     elif name:
-        out.print(Markdown(f"{known[0]['card']}\n## As YAML\n```yaml\n{known[0]['yaml']}```"), soft_wrap=False)
+        out.print(Markdown(f"{known['card']}\n## As YAML\n```yaml\n{known['yaml']}```"), soft_wrap=False)
     else:
         table = Table("recipe", "variants", "what it does")
         for one in known:

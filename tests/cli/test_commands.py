@@ -71,6 +71,13 @@ def test_recipes_are_listed(limbeck):
     assert next(one for one in listed if one["name"] == "pkd")["variants"].keys() == {"last"}
 
 
+def test_the_papers_pairs_are_listed(limbeck):
+    said = limbeck("recipes", "--pairs").out.splitlines()
+    assert "RAIL-KD, 24/1024 → 6/768:" in said
+    listed = json.loads(limbeck("recipes", "--pairs", "--json").out)
+    assert all(command in said for pair in listed for command in pair["commands"])  # whole, to be copied
+
+
 def test_a_recipe_is_shown(limbeck):
     said = limbeck("recipes", "pkd").out
     assert "Sun" in said
