@@ -53,6 +53,7 @@ class Objective(nn.Module):
     """One term. Subclasses give `bind`, `reads` and a forward to one number an example."""
 
     scale: Tensor
+    uncapturable: str | None = None  # why a step with this term cannot be captured as a CUDA graph, if it cannot
 
     def __init__(self, weight: float | str) -> None:
         super().__init__()
@@ -90,6 +91,11 @@ class Objective(nn.Module):
 
     def finish(self) -> None:
         """What is left to do when the stage is over; done again where a run resumes before it was saved."""
+
+    def layer_weights(self, student: Features, teacher: Features, batch: Mapping[str, Tensor]) -> Tensor | None:
+        """How much each student layer (rows: `layers.student`) meets each teacher layer (columns: `layers.teacher`) on
+        this batch; None where no layers meet."""
+        return None
 
 
 class NamedAligner:
