@@ -13,6 +13,7 @@ from torch import nn
 from limbeck.aligners import ALIGNERS
 from limbeck.errors import LimbeckError, did_you_mean
 from limbeck.objectives.base import Models, Moment, NamedAligner, Objective, Read, per_example, ramp
+from limbeck.objectives.earth_mover import EarthMover
 from limbeck.objectives.heads import Heads
 from limbeck.objectives.match import Match
 from limbeck.objectives.predictions import Labels, Logits
@@ -25,10 +26,12 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "match": Match,
     "probe": Probe,
     "heads": Heads,
+    "earth_mover": EarthMover,
 }
 
 __all__ = [
     "OBJECTIVES",
+    "EarthMover",
     "Heads",
     "Labels",
     "Logits",

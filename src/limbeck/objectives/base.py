@@ -123,3 +123,10 @@ def per_example(distances: Tensor, mask: Tensor) -> Tensor:
     """The mean over each example's valid rows: `(batch, …)` → `(batch,)`. The one place where rows are reduced."""
     rows, valid = distances.reshape(len(distances), -1), mask.reshape(len(mask), -1)
     return torch.where(valid, rows, 0.0).sum(1) / valid.sum(1).clamp_min(1)
+
+
+def over_processes(total: Tensor) -> Tensor:
+    """The sum over all processes, for terms that look at the whole batch."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.all_reduce(total)
+    return total
