@@ -13,6 +13,7 @@ from torch import nn
 from limbeck.aligners import ALIGNERS
 from limbeck.errors import LimbeckError, did_you_mean
 from limbeck.objectives.base import Models, Moment, NamedAligner, Objective, Read, per_example, ramp
+from limbeck.objectives.contrast import Contrast
 from limbeck.objectives.earth_mover import EarthMover
 from limbeck.objectives.heads import Heads
 from limbeck.objectives.match import Match
@@ -27,10 +28,12 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "probe": Probe,
     "heads": Heads,
     "earth_mover": EarthMover,
+    "contrast": Contrast,
 }
 
 __all__ = [
     "OBJECTIVES",
+    "Contrast",
     "EarthMover",
     "Heads",
     "Labels",

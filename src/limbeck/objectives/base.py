@@ -33,12 +33,13 @@ class Moment(NamedTuple):
 
 
 class Models(NamedTuple):
-    """The shapes an objective is bound to; `teacher` is None where there is none."""
+    """What an objective is bound to: the models' shapes (`teacher` is None where there is none), and the task."""
 
     student: Shape
     teacher: Shape | None
     regression: bool = False
     live: tuple[PreTrainedModel, PreTrainedModel] | None = None  # student and teacher themselves, for who needs more
+    train_labels: Tensor | None = None  # of every training example, by id
 
 
 def ramp(progress: float, *, weight: float, over: Annotated[float, Field(gt=0)] = 1.0) -> float:
@@ -125,8 +126,27 @@ def per_example(distances: Tensor, mask: Tensor) -> Tensor:
     return torch.where(valid, rows, 0.0).sum(1) / valid.sum(1).clamp_min(1)
 
 
+def positive(name: str, value: float | str) -> float:
+    """An option that has to be a number above 0."""
+    try:
+        if (found := number(value)) > 0:
+            return found
+    except ValueError:
+        pass
+    raise LimbeckError(f"{name} {value} must be a number above 0.")
+
+
 def over_processes(total: Tensor) -> Tensor:
     """The sum over all processes, for terms that look at the whole batch."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.all_reduce(total)
     return total
+
+
+def from_processes(rows: Tensor) -> Tensor:
+    """The rows of all processes, each of which has as many."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return rows
+    gathered = [torch.empty_like(rows) for _ in range(torch.distributed.get_world_size())]
+    torch.distributed.all_gather(gathered, rows)
+    return torch.cat(gathered)
