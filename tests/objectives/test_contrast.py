@@ -147,6 +147,8 @@ def test_more_faults():
         Contrast("hidden", map="lowest")
     with pytest.raises(LimbeckError, match="needs a teacher"):
         Contrast("cls", map="lowest").bind(Models(STUDENT, None, train_labels=LABELS), {})
+    with pytest.raises(LimbeckError, match="once and for all"):
+        Contrast("cls", map="random").bind(Models(STUDENT, TEACHER, train_labels=LABELS), {})
     ours, theirs, _ = sides([1])
     with pytest.raises(LimbeckError, match="column id"):
         term()(ours, theirs, {})

@@ -101,6 +101,11 @@ def test_faults(declared, said):
         build(declared)
 
 
+def test_an_aligner_of_pairs_is_refused():
+    with pytest.raises(LimbeckError, match="none, linear or shared"):
+        bound(EarthMover({"hidden": "mse"}, align="both"))
+
+
 def test_without_pot_it_says_what_to_install(monkeypatch):
     real = builtins.__import__
 

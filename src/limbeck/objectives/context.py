@@ -15,15 +15,15 @@ from limbeck.objectives.base import Models, NamedAligner, Objective, Read, per_e
 from limbeck.spec import Call, bind, parse
 from limbeck.taps import Features
 
-Relation = Callable[[Tensor, Tensor, Tensor], Tensor]
+# A relation takes the states of both models, `(batch, layers, tokens, D)`, and the mask of the tokens, and gives one
+# number an example.
 
 
 def word_pairs(student: Tensor, teacher: Tensor, mask: Tensor) -> Tensor:
     """For each token, how alike the others of its layer are: KL of the two distributions, divided by the tokens."""
     others = mask.unsqueeze(1) & ~torch.eye(mask.shape[1], dtype=torch.bool, device=mask.device)
     divergence = _divergence(student, teacher, others.unsqueeze(1))
-    tokens = mask.sum(1).clamp_min(1)
-    return per_example(divergence, _rows(mask, student)) / tokens
+    return per_example(divergence, mask.unsqueeze(1).expand(divergence.shape)) / mask.sum(1).clamp_min(1)
 
 
 def word_angles(student: Tensor, teacher: Tensor, mask: Tensor, *, window: Annotated[int, Field(ge=3)] = 21) -> Tensor:
@@ -109,14 +109,9 @@ def _angles(rays: Tensor) -> Tensor:
 
 def _window(mask: Tensor, window: int) -> tuple[Tensor, Tensor]:
     """The places around each token, `(tokens, window)`, and where both are tokens, `(batch, tokens, window)`."""
-    length = mask.shape[1]
+    length, reach = mask.shape[1], window // 2
     centre = torch.arange(length, device=mask.device).unsqueeze(1)
-    places = centre + torch.arange(window, device=mask.device) - window // 2
+    places = centre + torch.arange(-reach, reach + 1, device=mask.device)
     inside = (places >= 0) & (places < length)
     places = places.clamp(0, length - 1)
     return places, inside & mask[:, places] & mask.unsqueeze(-1)
-
-
-def _rows(mask: Tensor, states: Tensor) -> Tensor:
-    """The mask of `(batch, layers, tokens)` rows."""
-    return mask.unsqueeze(1).expand(states.shape[:-1])

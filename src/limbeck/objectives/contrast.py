@@ -72,8 +72,8 @@ class Contrast(Objective):
                 "labelled data; in a loop of your own, Distiller(…, train_labels=…) and the batch column id."
             )
         self.layers = self.mapping(models.student.layers, models.teacher.layers)
-        if not self.layers.student:
-            raise LimbeckError(f"contrast: {self.call}: the map leaves the student no layer. Use more, or another map.")
+        if self.layers.draw or not self.layers.student:
+            raise LimbeckError(f"contrast: {self.call} needs a map that names layers, once and for all.")
         self.examples = len(models.train_labels)
         inside = {
             "student": models.student.width * len(self.layers.student),

@@ -39,7 +39,7 @@ class Grid(Match):
     """Every student layer against every teacher layer: `(batch, student layers, teacher layers)`."""
 
     def _settle_blend(self, teacher: Shape) -> None:
-        """All layers of a group are compared, and none is blended."""
+        self._check_teacher_side()  # all layers of a group are compared, and none is blended
 
     def forward(self, student: Features, teacher: Features, batch: Mapping[str, Tensor]) -> Tensor:
         left, right, mask = self.aligned(student, teacher)

@@ -110,13 +110,17 @@ class Match(Objective):
             raise LimbeckError(
                 f"match: {self.call} compares positions, and a blend needs vectors: hidden, cls or mean."
             )
-        if not isinstance(self.aligner, NoAligner | Linear | Shared):
-            raise LimbeckError(
-                f"match: {self.call}: a blend takes the teacher's layers as they are, and align: {self.align} maps "
-                "them. Use align: none, linear or shared."
-            )
+        self._check_teacher_side()
         places = [[self.layers.teacher.index(t) for t in group] for group in groups]
         self.blend = self.make_blend(getattr(teacher, self.feature.width), places)
+
+    def _check_teacher_side(self) -> None:
+        """Where a student layer meets several teacher layers, an aligner of pairs would drop some."""
+        if not isinstance(self.aligner, NoAligner | Linear | Shared):
+            raise LimbeckError(
+                f"{self.call}: a student layer that meets several teacher layers takes them as they are, and align: "
+                f"{self.align} maps them. Use align: none, linear or shared."
+            )
 
     def _check_layers(self, student: Shape, teacher: Shape) -> None:
         if self.layers.attend and not self.by_heads:
