@@ -1,11 +1,11 @@
-"""The whole loss of every shipped recipe, against the papers' formulas written out here, in double precision.
+"""The whole loss of every shipped recipe, against the papers' formulas written out, in double precision.
 
 A teacher of 6 layers and a student of 3. The references use the models' own hidden states and nothing of limbeck but
-the weights of its linear maps.
+the weights of its linear maps. `golden/` has more of them, a file a topic, which says in RECIPES what it covers.
 """
 
+import importlib
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -34,7 +34,7 @@ def doubled():
 class Case:
     """The distiller of a recipe's stage over two models, and what the models say of a batch."""
 
-    def __init__(self, recipe, *, width=32, labels=3, task=None, init=None, stage=0):
+    def __init__(self, recipe, *, width=32, labels=3, task=None, init=None, stage=0, **options):
         self.recipe = resolve(recipe, task=task)
         self.teacher = tiny_model("bert", 6, labels=labels, seed=1).double()
         if init:
@@ -50,7 +50,9 @@ class Case:
         torch.manual_seed(3)
         with doubled():
             aligners = {name: NamedAligner(parse(call)) for name, call in named.items()}
-            self.distiller = Distiller(self.teacher, self.student, objectives, aligners=aligners, seed=5).eval()
+            self.distiller = Distiller(
+                self.teacher, self.student, objectives, aligners=aligners, seed=5, **options
+            ).eval()
         self.batch = tiny_batch(self.student)
         self.mask = self.batch["attention_mask"].double()
         self.y = self.batch["labels"]
@@ -104,11 +106,9 @@ COVERED = {"finetune", "kd", "pkd", "ild", "ild-rtc", "rail-kd-l", "rail-kd-c", 
 
 
 def test_every_shipped_recipe_is_covered():
-    """By a test here, or in a file of `golden/`, which lists what it covers as RECIPES."""
-    others = [
-        import_module(f"tests.golden.{path.stem}").RECIPES for path in Path(__file__).parent.glob("golden/test_*")
-    ]
-    assert set(shipped()) == COVERED.union(*others)
+    files = (Path(__file__).parent / "golden").glob("test_*.py")
+    topics = [importlib.import_module(f"tests.golden.{path.stem}").RECIPES for path in files]
+    assert set(shipped()) == COVERED.union(*topics)
 
 
 def test_finetune():

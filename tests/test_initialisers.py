@@ -175,6 +175,7 @@ def test_seeds(teachers, family):
         (["layers([0, 1, 2])"], {"depth": 3}, "one of 1 to 6"),
         (["layers(frist)"], {"depth": 3}, 'no choice of layers "frist".*Did you mean "first"'),
         (["layers(random)"], {"depth": 3}, "cannot be drawn at random"),
+        (["layers(groups)"], {"depth": 3}, "nor come in groups"),
         (["layers(last)"], {"depth": 3}, "names 1 layers for a student of 3"),
         (["layers(first)"], {"depth": 3, "width": 16}, "width 16 cannot take layers of width 32.*init=.random"),
         (["random", "classifier"], {"depth": 3, "width": 16}, "does not fit the student"),

@@ -54,6 +54,12 @@ EXPECTED = {
     },
     "random": {},  # below
     "attention": {},  # below
+    "lowest": {
+        (6, 12, ""): [(1, 1), (2, 3), (3, 5), (4, 7), (5, 9), (6, 11)],  # CoDIR
+        (3, 12, ""): [(1, 1), (2, 5), (3, 9)],
+        (4, 4, ""): [(k, k) for k in range(1, 5)],
+    },
+    "groups": {},  # below
 }
 
 
@@ -146,7 +152,41 @@ def test_random_draws_stay_the_same_across_versions():
     ]
 
 
-@pytest.mark.parametrize("name", ["uniform", "first", "top", "sanh", "random"])
+GROUPS = {
+    (2, 6, "regular"): [(1, 2, 3), (4, 5, 6)],  # these four as CKD shows them
+    (2, 6, "overlap"): [(1, 2, 3, 4), (3, 4, 5, 6)],
+    (2, 6, "skip"): [(1, 2), (5, 6)],
+    (2, 6, "cross"): [(1, 3), (4, 6)],
+    (2, 6, ""): [(1, 2, 3, 4, 5, 6)] * 2,
+    (3, 6, "last=false"): [(1, 2, 3, 4, 5)] * 2,
+    (2, 3, "embeddings=true"): [(0, 1, 2, 3)] * 3,
+    (4, 12, "regular"): [(1, 2, 3), (4, 5, 6), (7, 8, 9), (10, 11, 12)],
+    (4, 12, "overlap"): [(1, 2, 3, 4), (3, 4, 5, 6, 7), (6, 7, 8, 9, 10), (9, 10, 11, 12)],
+    (4, 12, "skip"): [(1, 2), (4, 5), (8, 9), (11, 12)],
+    (4, 12, "cross"): [(1, 3), (4, 6), (7, 9), (10, 12)],
+    (3, 6, "skip"): [(1,), (4,), (6,)],  # DistilBERT's, where the teacher is twice as deep
+    (6, 12, "regular, last=false"): [(1, 2), (3, 4), (5, 6), (7, 8), (9, 10, 11)],
+    (4, 4, "skip"): [(1,), (2,), (3,), (4,)],  # nothing is left out of a share of one
+}
+
+
+@pytest.mark.parametrize(("case", "expected"), GROUPS.items())
+def test_groups(case, expected):
+    layers = mapped("groups", *case)
+    assert list(layers.groups) == expected
+    assert len(layers.student) == len(layers.groups)
+    assert layers.teacher == tuple(sorted({t for group in expected for t in group}))
+    assert layers.draw is None
+
+
+@given(depths)
+def test_regular_groups_share_every_layer_once(depth):
+    groups = mapped("groups", *depth, "regular").groups
+    assert [t for group in groups for t in group] == list(range(1, depth[1] + 1))
+    assert max(map(len, groups)) - min(map(len, groups)) <= 1
+
+
+@pytest.mark.parametrize("name", ["uniform", "first", "top", "sanh", "random", "lowest", "groups"])
 def test_a_student_deeper_than_its_teacher_has_to_say_which_layers_meet(name):
     with pytest.raises(LimbeckError, match=r"6 layers and the teacher 5.*pairs"):
         mapped(name, 6, 5)

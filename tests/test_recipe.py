@@ -34,7 +34,17 @@ PRODUCTS = {
     "finetune", "kd", "pkd", "simkd", "lwd", "ild", "ild-rtc", "rail-kd-l", "rail-kd-c", "tinybert", "minilm",
     "minilmv2", "distilbert", "hid-cls", "hid-seq", "att-mse", "att-kl", "val-kl", "l-ild", "u-ild",
 }  # fmt: skip
-COMPOSITES = {"ted", "universal-kd"}  # methods that are no plain product of the four axes
+COMPOSITES = {
+    "ted",
+    "universal-kd",
+    "alp-kd",
+    "ckd-combine",
+    "bert-emd",
+    "emd-ild",
+    "codir",
+    "hid-cls-contrast",
+    "ckd-context",
+}  # methods that are no plain product of the four axes
 
 
 def test_no_promised_recipe_is_missing():

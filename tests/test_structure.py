@@ -22,6 +22,7 @@ ORDER = [
     {"taps", "initialisers", "models", "evaluation"},
     {"filters"},
     {"aligners"},
+    {"blends"},
     {"objectives", "efficiency", "cache"},
     {"teachers"},
     {"distiller"},
@@ -104,7 +105,7 @@ def public(tree):
 
 
 # What a subclass answers is described where it is asked for.
-ANSWERS = {"forward", "bind", "reads", "at", "finish"}
+ANSWERS = {"forward", "bind", "reads", "at", "finish", "layer_weights", "weights"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -258,7 +259,7 @@ def _stage_table(stage: StageReport) -> Table:
     for heading in ("value", "share"):
         table.add_column(heading, justify="right", no_wrap=True)
     for term in stage.terms:
-        pairs = _layers(term.pairs)
+        pairs = ", ".join(_met(term.pairs))
         aligner = f"{term.aligner}, {term.aligner_parameters:,} parameters" if term.aligner_parameters else "none"
         table.add_row(
             term.name,
@@ -273,11 +274,13 @@ def _stage_table(stage: StageReport) -> Table:
     return table
 
 
-def _layers(pairs: list[tuple[int, int]]) -> str:
-    ours, theirs = (list(dict.fromkeys(side)) for side in zip(*pairs)) if pairs else ([], [])
-    if len(theirs) > 1 and len(pairs) == len(ours) * len(theirs):  # each with all of the teacher's
-        return f"{', '.join(map(str, ours))} ← {', '.join(map(str, theirs))}"
-    return ", ".join("logits" if s < 0 else f"{s}←{t}" for s, t in pairs)
+def _met(pairs: list[tuple[int, int]]) -> Iterator[str]:
+    """`1←2`, or `1←1–11` where a student layer meets several."""
+    for s, group in groupby(pairs, key=lambda pair: pair[0]):
+        layers = [t for _, t in group]
+        whole = layers == list(range(layers[0], layers[-1] + 1)) and len(layers) > 1
+        met = f"{layers[0]}–{layers[-1]}" if whole else "+".join(map(str, layers))
+        yield "logits" if s < 0 else f"{s}←{met}"
 
 
 def _stage_lines(stage: StageReport) -> Iterator[str]:

@@ -28,7 +28,8 @@ class Distiller(nn.Module):
 
     `objectives` is a list, or a dict that names each part. The teacher is held but not registered: it is absent from
     parameters, state_dict, train mode and DDP. `at(epoch, step)` moves weights and draws; call it before each step
-    where a weight ramps or a map draws, and give `steps`, the length of the training, where a weight ramps.
+    where a weight ramps or a map draws, and give `steps`, the length of the training, where a weight ramps. Contrast
+    needs `train_labels`, the labels of all training examples.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class Distiller(nn.Module):
         objectives: Sequence[Objective] | Mapping[str, Objective],
         *,
         aligners: Mapping[str, NamedAligner] | None = None,
+        train_labels: Tensor | None = None,
         steps: int = 1,
         seed: int = 0,
         stage: int = 0,
@@ -57,6 +59,7 @@ class Distiller(nn.Module):
             architectures.shape(teacher) if teacher else None,
             student.config.num_labels == 1,
             (student, teacher) if teacher else None,
+            train_labels,
         )
         for objective in self.terms.values():
             objective.bind(models, aligners or {})

@@ -33,8 +33,10 @@ def layers(start: Start, *, which: str | list[int] = "first") -> None:
     depth, available = _depths(start)
     if isinstance(which, str):
         found = bind(parse(which), MAPPINGS, "choice of layers")(depth, available)
-        if found.draw:
-            raise LimbeckError(f"layers({which}): a student starts once, so its layers cannot be drawn at random.")
+        if found.draw or found.groups:
+            raise LimbeckError(
+                f"layers({which}): a student starts once, so its layers cannot be drawn at random, nor come in groups."
+            )
         start.notes += [found.note] if found.note else []
         chosen = found.teacher
     else:

@@ -1,24 +1,27 @@
 """Which layers meet. Layer 0 is the embedding output, layer k the output of block k.
 
 A mapping is given the depths of student and teacher and answers which student layers are compared, and with which
-teacher layers. Most pair them once and for all; `random` draws anew each epoch.
+teacher layers. Most pair them once and for all; `random` draws anew each epoch; `groups` gives a student layer several.
 """
 
 import random as stdlib_random
 from collections.abc import Callable
-from typing import NamedTuple
+from itertools import pairwise
+from typing import Literal, NamedTuple
 
 from limbeck.errors import LimbeckError
 
 
 class Layers(NamedTuple):
-    """The layers that meet: `student[i]` with `teacher[i]`, or with `teacher[draw(seed, stage, epoch)[i]]`."""
+    """The layers that meet: `student[i]` with `teacher[i]`, with `teacher[draw(seed, stage, epoch)[i]]`, or with all of
+    `groups[i]`, which a blend makes one."""
 
     student: tuple[int, ...]
     teacher: tuple[int, ...]
     draw: Callable[[int, int, int], list[int]] | None = None
     note: str = ""  # what a user should hear
     attend: bool = False  # each student layer meets all the teacher's, weighed by how alike they are
+    groups: tuple[tuple[int, ...], ...] = ()
 
 
 def uniform(student: int, teacher: int, *, last: bool = True, embeddings: bool = False) -> Layers:
@@ -81,7 +84,48 @@ def attention(student: int, teacher: int, *, last: bool = False) -> Layers:
     return Layers(tuple(_layers(student, last)), tuple(_layers(teacher, last)), attend=True)
 
 
-MAPPINGS = {f.__name__: f for f in (uniform, first, top, last, sanh, pairs, random, attention)}
+def lowest(student: int, teacher: int) -> Layers:
+    """The lowest of every ⌊N/M⌋ teacher layers: 1, 3, …, 11 of 12 (CoDIR)."""
+    _no_deeper(student, teacher)
+    stride = teacher // student
+    return _pairs([(m, (m - 1) * stride + 1) for m in _layers(student)])
+
+
+def groups(
+    student: int,
+    teacher: int,
+    *,
+    kind: Literal["all", "regular", "overlap", "skip", "cross"] = "all",
+    last: bool = True,
+    embeddings: bool = False,
+) -> Layers:
+    """Several teacher layers for each student layer: all of them, or a share.
+
+    `regular` cuts the teacher's layers evenly, in order. `overlap` adds the next layer on either side of a share,
+    `skip` leaves out a share's layer nearest the middle of the model, `cross` keeps every other layer of a share, from
+    its first (ALP-KD, CKD).
+    """
+    _no_deeper(student, teacher)
+    met, seen = _layers(student, last, embeddings), _layers(teacher, last, embeddings)
+    cuts = [i * len(seen) // max(len(met), 1) for i in range(len(met) + 1)]
+    shares = [tuple(_share(kind, seen, low, high)) for low, high in pairwise(cuts)]
+    return Layers(tuple(met), tuple(sorted({t for share in shares for t in share})), groups=tuple(shares))
+
+
+def _share(kind: str, layers: range, low: int, high: int) -> range:
+    """The share `layers[low:high]`, as its kind has it."""
+    if kind == "all":
+        return layers
+    if kind == "overlap":
+        return layers[max(low - 1, 0) : high + 1]
+    if kind == "cross":
+        return layers[low:high:2]
+    if kind == "skip" and high - low > 1:
+        return layers[low : high - 1] if 2 * high <= len(layers) else layers[low + 1 : high]
+    return layers[low:high]
+
+
+MAPPINGS = {f.__name__: f for f in (uniform, first, top, last, sanh, pairs, random, attention, lowest, groups)}
 
 
 def _layers(depth: int, last: bool = True, embeddings: bool = False) -> range:

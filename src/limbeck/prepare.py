@@ -174,6 +174,7 @@ def _prepare(asked: Request) -> Prepared:
                 start.student,
                 objectives,
                 aligners=aligners,
+                train_labels=None if train.labels is None else torch.from_numpy(train.labels),
                 steps=total_steps(recipe.stages[index], len(train)),
                 seed=asked.seed,
                 stage=index,

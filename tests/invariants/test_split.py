@@ -14,6 +14,10 @@ from tests import toy
 # 64 fills its batches; 70 leaves a last batch of 6, of which a third micro-batch of 12 gets nothing but fill.
 SIZES = (64, 70)
 RECIPES = ("rail-kd-l", "ild-rtc")  # with aligners, without
+PAIRING = (
+    "codir",
+    "bert-emd",
+)  # these look at a whole batch: over processes they see all of it, over pieces they do not
 # A rate at which five steps move every weight by far more than the tolerance.
 ASKED = {"steps": 5, "set": ("stages.*.lr=1e-3", "stages.*.batch=32", "stages.*.keep=last")}
 
@@ -50,7 +54,9 @@ def assert_close(ours, theirs):
     for name in ours:
         # A softmax does not see a shift of all keys: this gradient is rounding alone, and Adam makes a step of it.
         if not name.endswith("key.bias"):
-            torch.testing.assert_close(ours[name], theirs[name], atol=1e-5, rtol=0, msg=lambda m, n=name: f"{n}: {m}")
+            torch.testing.assert_close(
+                ours[name], theirs[name], atol=1e-5, rtol=1e-6, msg=lambda m, n=name: f"{n}: {m}"
+            )
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -104,7 +110,7 @@ for case in changes.pop().split():
 @pytest.mark.slow
 def test_two_processes(tmp_path):
     """The other cases, in one start of two processes."""
-    cases = [(recipe, size) for recipe in RECIPES for size in SIZES]
+    cases = [(recipe, size) for recipe in RECIPES + PAIRING for size in SIZES]
     listed = " ".join(",".join([recipe, str(size), *toy.data(size).values()]) for recipe, size in cases)
     script = tmp_path / "several.py"
     script.write_text(SCRIPT, encoding="utf8")

@@ -13,6 +13,9 @@ from torch import nn
 from limbeck.aligners import ALIGNERS
 from limbeck.errors import LimbeckError, did_you_mean
 from limbeck.objectives.base import Models, Moment, NamedAligner, Objective, Read, per_example, ramp
+from limbeck.objectives.context import Context
+from limbeck.objectives.contrast import Contrast
+from limbeck.objectives.earth_mover import EarthMover
 from limbeck.objectives.heads import Heads
 from limbeck.objectives.match import Match
 from limbeck.objectives.predictions import Labels, Logits
@@ -25,10 +28,16 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "match": Match,
     "probe": Probe,
     "heads": Heads,
+    "earth_mover": EarthMover,
+    "contrast": Contrast,
+    "context": Context,
 }
 
 __all__ = [
     "OBJECTIVES",
+    "Context",
+    "Contrast",
+    "EarthMover",
     "Heads",
     "Labels",
     "Logits",

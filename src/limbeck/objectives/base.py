@@ -33,12 +33,13 @@ class Moment(NamedTuple):
 
 
 class Models(NamedTuple):
-    """The shapes an objective is bound to; `teacher` is None where there is none."""
+    """What an objective is bound to: the models' shapes (`teacher` is None where there is none), and the task."""
 
     student: Shape
     teacher: Shape | None
     regression: bool = False
     live: tuple[PreTrainedModel, PreTrainedModel] | None = None  # student and teacher themselves, for who needs more
+    train_labels: Tensor | None = None  # of every training example, by id
 
 
 def ramp(progress: float, *, weight: float, over: Annotated[float, Field(gt=0)] = 1.0) -> float:
@@ -53,6 +54,7 @@ class Objective(nn.Module):
     """One term. Subclasses give `bind`, `reads` and a forward to one number an example."""
 
     scale: Tensor
+    uncapturable: str | None = None  # why a step with this term cannot be captured as a CUDA graph, if it cannot
 
     def __init__(self, weight: float | str) -> None:
         super().__init__()
@@ -91,6 +93,11 @@ class Objective(nn.Module):
     def finish(self) -> None:
         """What is left to do when the stage is over; done again where a run resumes before it was saved."""
 
+    def layer_weights(self, student: Features, teacher: Features, batch: Mapping[str, Tensor]) -> Tensor | None:
+        """How much each student layer (rows: `layers.student`) meets each teacher layer (columns: `layers.teacher`) on
+        this batch; None where no layers meet."""
+        return None
+
 
 class NamedAligner:
     """An aligner named at the top of a recipe: made when first used, kept across stages."""
@@ -117,3 +124,29 @@ def per_example(distances: Tensor, mask: Tensor) -> Tensor:
     """The mean over each example's valid rows: `(batch, …)` → `(batch,)`. The one place where rows are reduced."""
     rows, valid = distances.reshape(len(distances), -1), mask.reshape(len(mask), -1)
     return torch.where(valid, rows, 0.0).sum(1) / valid.sum(1).clamp_min(1)
+
+
+def positive(name: str, value: float | str) -> float:
+    """An option that has to be a number above 0."""
+    try:
+        if (found := number(value)) > 0:
+            return found
+    except ValueError:
+        pass
+    raise LimbeckError(f"{name} {value} must be a number above 0.")
+
+
+def over_processes(total: Tensor) -> Tensor:
+    """The sum over all processes, for terms that look at the whole batch."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.all_reduce(total)
+    return total
+
+
+def from_processes(rows: Tensor) -> Tensor:
+    """The rows of all processes, each of which has as many."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return rows
+    gathered = [torch.empty_like(rows) for _ in range(torch.distributed.get_world_size())]
+    torch.distributed.all_gather(gathered, rows)
+    return torch.cat(gathered)

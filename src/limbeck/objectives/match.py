@@ -6,8 +6,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from limbeck.aligners import ALIGNERS, NoAligner
+from limbeck.aligners import ALIGNERS, Linear, NoAligner, Shared
 from limbeck.architectures import Shape
+from limbeck.blends import BLENDS, Blend
 from limbeck.distances import DISTANCES, OF_DISTRIBUTIONS
 from limbeck.errors import LimbeckError
 from limbeck.features import FEATURES, LOGITS
@@ -19,7 +20,10 @@ from limbeck.taps import Features
 
 
 class Match(Objective):
-    """Layers of the student against layers of the teacher: feature × mapping × aligner × distance."""
+    """Layers of the student against layers of the teacher: feature × mapping × aligner × distance.
+
+    Where the mapping gives a student layer several teacher layers, `blend` says how they become one.
+    """
 
     draw: Tensor
     by_heads = False  # whether layers are compared by what heads on them predict
@@ -29,6 +33,7 @@ class Match(Objective):
         match: str | Call,
         *,
         map: str | Call | None = None,
+        blend: str | Call | None = None,
         align: str | Call = "none",
         distance: str | Call = "mse",
         reduce: Literal["sum_layers", "mean_layers"] = "sum_layers",
@@ -54,6 +59,8 @@ class Match(Objective):
         if self.feature.fixed is None and map is None:
             raise LimbeckError(f"match: {self.call} needs a map: which layers meet. Allowed: {', '.join(MAPPINGS)}.")
         self.mapping = bind(parse(map), MAPPINGS, "map") if map is not None else None
+        self.make_blend = bind(parse(blend), BLENDS, "blend") if blend is not None else None
+        self.blend: Blend | None = None
 
     def bind(self, models: Models, named: Mapping[str, NamedAligner]) -> None:
         if models.teacher is None:
@@ -69,13 +76,17 @@ class Match(Objective):
         self.register_buffer("draw", torch.tensor(start), persistent=False)
         self._drawn_now = start
         self._settle_heads(student, teacher)
+        self._settle_aligner(models, teacher, named)
+        self._settle_blend(teacher)
+
+    def _settle_aligner(self, models: Models, teacher: Shape, named: Mapping[str, NamedAligner]) -> None:
         count = len(self.layers.student)
         if self.feature.width is None:
             if self.align.name != "none":
                 raise LimbeckError(f"match: {self.call} compares positions, not widths: leave out align.")
             self.aligner: nn.Module = NoAligner(1, 1, count)
             return
-        widths = getattr(student, self.feature.width), getattr(teacher, self.feature.width)
+        widths = getattr(models.student, self.feature.width), getattr(teacher, self.feature.width)
         make = named.get(self.align.name) or bind(self.align, ALIGNERS, "aligner")
         self.aligner = make(*widths, count)
         if isinstance(self.aligner, Filters) and models.live:
@@ -84,6 +95,31 @@ class Match(Objective):
             raise LimbeckError(
                 f"match: {self.call} compares a student of width {widths[0]} with a teacher of width {widths[1]} as "
                 "is. Add align: linear, which learns the map."
+            )
+
+    def _settle_blend(self, teacher: Shape) -> None:
+        groups = self.layers.groups
+        if bool(groups) != bool(self.make_blend):
+            raise LimbeckError(
+                f"match: {self.call}: map: groups gives a student layer several teacher layers, and blend says how "
+                f"they become one: one needs the other. Blends: {', '.join(BLENDS)}."
+            )
+        if self.make_blend is None:
+            return
+        if self.feature.width is None:
+            raise LimbeckError(
+                f"match: {self.call} compares positions, and a blend needs vectors: hidden, cls or mean."
+            )
+        self._check_teacher_side()
+        places = [[self.layers.teacher.index(t) for t in group] for group in groups]
+        self.blend = self.make_blend(getattr(teacher, self.feature.width), places)
+
+    def _check_teacher_side(self) -> None:
+        """Where a student layer meets several teacher layers, an aligner of pairs would drop some."""
+        if not isinstance(self.aligner, NoAligner | Linear | Shared):
+            raise LimbeckError(
+                f"{self.call}: a student layer that meets several teacher layers takes them as they are, and align: "
+                f"{self.align} maps them. Use align: none, linear or shared."
             )
 
     def _check_layers(self, student: Shape, teacher: Shape) -> None:
@@ -144,6 +180,8 @@ class Match(Objective):
 
     def pairs(self) -> list[tuple[int, int]]:
         """The layer pairs compared now, student first."""
+        if self.layers.groups:
+            return [(s, t) for s, group in zip(self.layers.student, self.layers.groups) for t in group]
         return [(s, self.layers.teacher[i]) for s, i in zip(self.layers.student, self.draw.tolist())]
 
     def reads(self) -> set[Read]:
@@ -152,16 +190,33 @@ class Match(Objective):
             Read("teacher", name, t) for t in self.layers.teacher
         }
 
-    def forward(self, student: Features, teacher: Features, batch: Mapping[str, Tensor]) -> Tensor:
+    def aligned(self, student: Features, teacher: Features) -> tuple[list[Tensor], list[Tensor], Tensor]:
+        """Both sides' layers, comparable, and the mask of their rows."""
         name = str(self.call)
         ours = [student[name, s] for s in self.layers.student]
         theirs = [teacher[name, t].values for t in self.layers.teacher]
         if self.layers.draw:  # the drawn layers are picked on the device: one captured step serves every draw
             theirs = list(torch.stack(theirs).index_select(0, self.draw).unbind())
-        mask = [ours[0].mask] if isinstance(self.aligner, Filters) else []  # filters may attend to other tokens
-        left, right = self.aligner([rows.values for rows in ours], theirs, *mask)
+        masks = [ours[0].mask] if isinstance(self.aligner, Filters) else []  # filters may attend to other tokens
+        left, right = self.aligner([rows.values for rows in ours], theirs, *masks)
+        return left, right, ours[0].mask
+
+    def forward(self, student: Features, teacher: Features, batch: Mapping[str, Tensor]) -> Tensor:
+        left, right, mask = self.aligned(student, teacher)
+        if self.blend:
+            right = self.blend(left, right)
         if self.feature.rows == "example":  # one row each, so few that all layers go at once: fewer kernels
             layers = self.distance(torch.stack(left), torch.stack(right))
         else:
-            layers = torch.stack([per_example(self.distance(a, b), ours[0].mask) for a, b in zip(left, right)])
+            layers = torch.stack([per_example(self.distance(a, b), mask) for a, b in zip(left, right)])
         return layers.mean(0) if self.mean else layers.sum(0)
+
+    def layer_weights(self, student: Features, teacher: Features, batch: Mapping[str, Tensor]) -> Tensor:
+        grid = torch.zeros(len(self.layers.student), len(self.layers.teacher))
+        if self.blend is None:
+            grid[range(len(grid)), self.draw.tolist()] = 1.0
+            return grid
+        left, right, mask = self.aligned(student, teacher)
+        for row, group, weights in zip(grid, self.blend.groups, self.blend.weights(left, right)):
+            row[list(group)] = (weights[mask].mean(0) if weights.dim() > 1 else weights).detach().to(row)
+        return grid
