@@ -14,6 +14,7 @@ from limbeck.engine import captures
 from limbeck.engine.captures import Captures
 from limbeck.engine.compiled import Compiled
 from limbeck.engine.step import Step, groups
+from limbeck.engine.step import captures as captures_of
 from limbeck.objectives import Labels, Logits, Match
 from limbeck.recipe import Stage
 from limbeck.taps import Tap
@@ -209,6 +210,15 @@ def test_what_cannot_be_captured_runs_eagerly_and_says_why(monkeypatch):
     assert not held.graphs  # graphs that know the generator's old state are captured again
     held.run("a", lambda: calls.append("a"), seed=0)
     assert list(held.graphs) == ["a"]
+
+
+def test_a_term_may_say_why_it_is_not_captured(monkeypatch):
+    Fakes(monkeypatch)
+    module, said = distiller(), []
+    assert captures_of(module, said.append) is not None
+    monkeypatch.setattr(Match, "uncapturable", "it asks the CPU")
+    assert captures_of(module, said.append) is None
+    assert said == ["steps are not captured and run eagerly: layers: it asks the CPU"]
 
 
 def test_the_generator_is_reseeded_after_capturing(monkeypatch):

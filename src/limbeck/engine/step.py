@@ -52,7 +52,7 @@ class Step:
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         alone = accelerator.num_processes == 1
         self.module: nn.Module = distiller if alone else accelerator.prepare_model(distiller)
-        self.captures = Captures(say) if cuda and alone and not eager else None
+        self.captures = captures(distiller, say) if cuda and alone and not eager else None
         self.stream = torch.cuda.Stream() if self.captures else None
         if self.captures:
             prime(self.optimizer, self.lr)
@@ -158,6 +158,14 @@ class Step:
         checkpoint.load_optimizer(self.optimizer)
         for group in self.optimizer.param_groups:
             group["lr"] = self.lr
+
+
+def captures(distiller: Distiller, say: Callable[[str], None]) -> Captures | None:
+    """Where steps are captured; None where a term says that they cannot be."""
+    reasons = [f"{name}: {term.uncapturable}" for name, term in distiller.terms.items() if term.uncapturable]
+    for reason in reasons:
+        say(f"steps are not captured and run eagerly: {reason}")
+    return None if reasons else Captures(say)
 
 
 def live_taps(distiller: Distiller) -> list[Tap]:
