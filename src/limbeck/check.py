@@ -107,7 +107,7 @@ def _stage(prepared: Prepared, index: int, unreached: list[str]) -> StageReport:
     values = {name: float(part) for name, part in _probe(distiller, prepared.probe()).items()}
     live = distiller.teacher
     passes = distiller.steps * stage.batch / len(prepared.train)
-    cached = cachable(live.tap.sites) if live and passes >= PASSES else []
+    cached = cachable(live.tap.sites) if live and distiller.steady and passes >= PASSES else []
     seconds, saved = _timed_step(prepared, distiller, stage.batch, bool(cached))
     answers = sum(size_of(s, live.tap, prepared.train, torch.float32) for s in cached) if live else 0
     everything = sum(p.numel() for p in parameters)
@@ -142,12 +142,13 @@ def _terms(distiller: Distiller, values: dict[str, float], prepared: Prepared) -
     for name, objective in distiller.terms.items():
         matched = isinstance(objective, Match)
         width = objective.feature.width if matched else None
+        other = teacher if "teacher" in objective.sides else student
         yield Term(
             name=name,
             what=_what(objective),
             pairs=objective.pairs() if matched else [],
             drawn=matched and objective.layers.draw is not None,
-            widths=(getattr(student, width), getattr(teacher, width)) if width else None,
+            widths=(getattr(student, width), getattr(other, width)) if width else None,
             aligner=str(objective.align) if matched else "",
             aligner_parameters=sum(p.numel() for p in objective.parameters()),
             weight=objective.weight,
@@ -157,7 +158,10 @@ def _terms(distiller: Distiller, values: dict[str, float], prepared: Prepared) -
 
 
 def _what(objective: Objective) -> str:
-    return str(objective.call) if isinstance(objective, Match) else type(objective).__name__.lower()
+    kind = type(objective).__name__.lower()
+    if not isinstance(objective, Match):
+        return kind
+    return str(objective.call) if "teacher" in objective.sides else f"{objective.call}, {kind}"
 
 
 def _probe(distiller: Distiller, batch: dict[str, Tensor]) -> dict[str, Tensor]:

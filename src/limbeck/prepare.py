@@ -15,6 +15,7 @@ from limbeck.data.corpus import Corpus, Split
 from limbeck.data.encoding import Encoded, encode
 from limbeck.data.labels import align
 from limbeck.data.loading import load
+from limbeck.data.mixing import Mixup
 from limbeck.data.spec import DataSpec
 from limbeck.data.tasks import Task
 from limbeck.distiller import Distiller
@@ -166,7 +167,7 @@ def _prepare(asked: Request) -> Prepared:
     evals = {name: encode(split, tokenizer, columns, longest) for name, split in corpus.evals.items()}
     aligners = {name: NamedAligner(parse(call)) for name, call in recipe.aligners.items()}
     distillers = []
-    for index, objectives in enumerate(declared):
+    for index, (stage, objectives) in enumerate(zip(recipe.stages, declared)):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed_for(asked.seed, index))
             distiller = Distiller(
@@ -174,11 +175,12 @@ def _prepare(asked: Request) -> Prepared:
                 start.student,
                 objectives,
                 aligners=aligners,
-                steps=total_steps(recipe.stages[index], len(train)),
+                mixup=Mixup(stage.mixup, rows=stage.batch) if stage.mixup else None,
+                steps=total_steps(stage, len(train)),
                 seed=asked.seed,
                 stage=index,
             )
-        at = f"stage {recipe.stages[index].name}"
+        at = f"stage {stage.name}"
         notes += [f"{at}: {n} has weight 0 throughout and is left out" for n in distiller.dropped]
         notes += [
             f"{at}: {n}: {o.layers.note}" for n, o in distiller.terms.items() if isinstance(o, Match) and o.layers.note

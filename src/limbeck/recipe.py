@@ -37,6 +37,7 @@ class Stage:
     schedule: Literal["linear", "cosine", "constant"] = "linear"
     weight_decay: Annotated[float, BeforeValidator(number), Field(ge=0)] = 0.01
     clip: Annotated[float, BeforeValidator(number), Field(ge=0)] = 1.0  # 0: no clipping
+    mixup: str | None = None  # how examples are mixed: beta(1.0)
     train: list[str] = field(default_factory=lambda: ["student", "aligners"])
     keep: Literal["best", "last"] | None = None
     patience: Annotated[int, Field(gt=0)] | None = None
@@ -163,8 +164,9 @@ def save(recipe: Recipe) -> str:
 
 def _call_faults(data: Mapping[str, Any]) -> Iterable[str]:
     from limbeck.aligners import ALIGNERS
+    from limbeck.data.mixing import MIXUPS
     from limbeck.initialisers import INITIALISERS
-    from limbeck.objectives import build, check_name
+    from limbeck.objectives import build, check_inputs, check_name
     from limbeck.spec import bind
 
     aligners = data.get("aligners") if isinstance(data.get("aligners"), dict) else {}
@@ -184,6 +186,10 @@ def _call_faults(data: Mapping[str, Any]) -> Iterable[str]:
         at = f"stages.{stage.get('name', '?')}"
         if (stage.get("epochs") is None) == (stage.get("steps") is None):
             yield f"{at}: give either epochs or steps."
+        if (mixup := stage.get("mixup")) is not None:
+            checks.append((f"{at}.mixup", lambda m=mixup: bind(parse(m), MIXUPS, "mixup")))
+            if stage.get("batch") == 1:
+                yield f"{at}.mixup: the examples of a batch are mixed with each other, and a batch is 1."
         for target in stage["train"] if isinstance(stage.get("train"), list) else []:
             sides = [f"{name}{side}" for name in aligners or {} for side in ("", ".student", ".teacher")]
             allowed = ["student", "aligners", *sides]
@@ -194,7 +200,8 @@ def _call_faults(data: Mapping[str, Any]) -> Iterable[str]:
             if isinstance(declared, dict):
                 here = f"{at}.objectives.{name}"
                 checks.append((here, lambda n=name: check_name(str(n))))
-                checks.append((here, lambda d=declared: build(d, aligners or {})))
+                mixed = mixup is not None
+                checks.append((here, lambda d=declared, m=mixed: check_inputs(build(d, aligners or {}), m)))
     for path, check in checks:
         try:
             check()

@@ -205,7 +205,7 @@ def _train(
             display.say(f"stage {prepared.stages[index].name}: no objective reaches {_listed(frozen)}; frozen")
         began, distiller = time.monotonic(), prepared.distillers[index]
         live = distiller.teacher
-        if isinstance(live, Live):
+        if isinstance(live, Live) and distiller.steady:
             distiller.teacher = remembering(
                 live,
                 prepared.train,
