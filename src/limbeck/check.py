@@ -15,6 +15,7 @@ from torch import Tensor
 
 from limbeck import architectures, efficiency
 from limbeck.cache import cachable, size_of
+from limbeck.data.encoding import Encoded
 from limbeck.data.plan import bucket
 from limbeck.distiller import Distiller
 from limbeck.engine.progress import clock
@@ -105,11 +106,11 @@ def _stage(prepared: Prepared, index: int, unreached: list[str]) -> StageReport:
     trains = sum(p.numel() for p in parameters if p.requires_grad)
     frozen = [name for name, p in distiller.named_parameters() if not p.requires_grad]
     values = {name: float(part) for name, part in _probe(distiller, prepared.probe()).items()}
-    live = distiller.teacher
-    passes = distiller.steps * stage.batch / len(prepared.train)
+    live, data = distiller.teacher, prepared.data(index)
+    passes = distiller.steps * stage.batch / len(data)
     cached = cachable(live.tap.sites) if live and distiller.steady and passes >= PASSES else []
-    seconds, saved = _timed_step(prepared, distiller, stage.batch, bool(cached))
-    answers = sum(size_of(s, live.tap, prepared.train, torch.float32) for s in cached) if live else 0
+    seconds, saved = _timed_step(distiller, data, prepared.longest, stage.batch, bool(cached))
+    answers = sum(size_of(s, live.tap, data, torch.float32) for s in cached) if live else 0
     everything = sum(p.numel() for p in parameters)
     teacher = efficiency.parameters(prepared.teacher) if prepared.teacher is not None else 0
     return StageReport(
@@ -187,13 +188,13 @@ def _folded(distiller: Distiller, names: set[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _timed_step(prepared: Prepared, distiller: Distiller, batch: int, cached: bool) -> tuple[float, float]:
+def _timed_step(distiller: Distiller, data: Encoded, longest: int, batch: int, cached: bool) -> tuple[float, float]:
     """Seconds and saved bytes of a step, from a forward and backward of a few examples of middling length."""
-    lengths = prepared.train.lengths
+    lengths = data.lengths
     few = min(batch, EXAMPLES, len(lengths))
     middle = np.argsort(lengths, kind="stable")[(len(lengths) - few) // 2 :][:few]
-    shape = bucket(int(lengths[middle].max()), prepared.longest)
-    examples = _there(distiller, prepared.train.batch(middle, shape))
+    shape = bucket(int(lengths[middle].max()), longest)
+    examples = _there(distiller, data.batch(middle, shape))
     known = distiller.teacher.features(**examples) if cached and distiller.teacher else None
     seen: dict[int, int] = {}
 

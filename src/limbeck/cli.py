@@ -79,6 +79,14 @@ class Data(Columns):
         None
     )
     test: Annotated[str | None, _option("--test", "A file to score on at the end.", DATA)] = None
+    few: Annotated[int | None, _option("--few", "Train on this many examples, drawn by the seed.", DATA)] = None
+    label_noise: Annotated[
+        float | None, _option("--label-noise", "Flip this share of the train labels: 0.3.", DATA)
+    ] = None
+    supplement: Annotated[
+        str | None,
+        _option("--supplement", "Other data, a task or a file, for stages that compare layers alone.", DATA),
+    ] = None
 
 
 @dataclass

@@ -5,7 +5,7 @@ Order of precedence: the file, then its variant (`pkd:last`), then its values fo
 
 import copy
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,6 +16,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, Validation
 from limbeck.errors import LimbeckError, did_you_mean
 from limbeck.spec import literal, number, parse
 
+COMPARE_LAYERS = {"match", "consistency"}  # kinds of objectives that hold for any input, whatever its task
 FORBID = ConfigDict(extra="forbid")
 Number = Annotated[float, BeforeValidator(number)]
 Positive = Annotated[float, BeforeValidator(number), Field(gt=0)]
@@ -38,6 +39,7 @@ class Stage:
     weight_decay: Annotated[float, BeforeValidator(number), Field(ge=0)] = 0.01
     clip: Annotated[float, BeforeValidator(number), Field(ge=0)] = 1.0  # 0: no clipping
     mixup: str | None = None  # how examples are mixed: beta(1.0)
+    data: str | None = None  # inputs other than the run's own: a task, or a file
     train: list[str] = field(default_factory=lambda: ["student", "aligners"])
     keep: Literal["best", "last"] | None = None
     patience: Annotated[int, Field(gt=0)] | None = None
@@ -134,6 +136,20 @@ def resolve(name: str, *, task: str | None = None, overrides: Iterable[str] = ()
     if variant:
         data["name"] = f"{data.get('name', base)}:{variant}"
     return validate(data)
+
+
+def supplemented(recipe: Recipe, data: str) -> Recipe:
+    """The recipe with other data for its stages that compare layers alone, and so depend on no task (CR-ILD)."""
+    stages = [
+        replace(stage, data=data) if all(COMPARE_LAYERS & set(o) for o in stage.objectives.values()) else stage
+        for stage in recipe.stages
+    ]
+    if stages == recipe.stages:
+        raise LimbeckError(
+            f'--supplement {data}: recipe "{recipe.name}" has no stage that compares layers alone. Take one that has, '
+            "such as cr-ild, or leave it out."
+        )
+    return replace(recipe, stages=stages)
 
 
 def task_values(name: str, task: str | None) -> dict[str, Any]:

@@ -65,8 +65,8 @@ def distill(
     """Distil `teacher` into a student of `layers` layers, or into the checkpoint `student`.
 
     `data` says what to learn from, in the words of the command line: `task` and `data`, or `train`, `eval`, `test`
-    with `text`, `text_pair`, `label`, `labels`, `max_length`. `set` changes values of the recipe, as `--set` does;
-    `allow_code` lets it name Python functions by dotted path.
+    with `text`, `text_pair`, `label`, `labels`, `max_length`; `few`, `label_noise`, `supplement`. `set` changes values
+    of the recipe, as `--set` does; `allow_code` lets it name Python functions by dotted path.
     """
     asked = request(
         recipe,
@@ -204,12 +204,13 @@ def _train(
         if frozen := prepared.set_trained(index):
             display.say(f"stage {prepared.stages[index].name}: no objective reaches {_listed(frozen)}; frozen")
         began, distiller = time.monotonic(), prepared.distillers[index]
+        loop.data = prepared.data(index)
         live = distiller.teacher
         if isinstance(live, Live) and distiller.steady:
             distiller.teacher = remembering(
                 live,
-                prepared.train,
-                passes=distiller.steps * prepared.stages[index].batch / len(prepared.train),
+                loop.data,
+                passes=distiller.steps * prepared.stages[index].batch / len(loop.data),
                 choice=pace.cache,
                 device=accelerator.device,
                 say=display.say,
@@ -288,7 +289,8 @@ def _begin(folder: RunFolder, asked: Request, prepared: Prepared) -> None:
 
 
 def _identity(asked: Request, prepared: Prepared) -> dict[str, Any]:
-    return {**asked.plain(), "fingerprint": fingerprint(prepared.train, *prepared.evals.values())}
+    data = (prepared.train, *prepared.evals.values(), *prepared.others.values())
+    return {**asked.plain(), "fingerprint": fingerprint(*data)}
 
 
 def _leave(prepared: Prepared, folder: RunFolder, scores: dict[str, Any]) -> None:
