@@ -73,6 +73,7 @@ class Report:
     recipe: str
     notes: list[str]
     task_values: dict[str, Any]
+    variant_values: list[tuple[str, Any, Any]]  # path, was, is
     student: dict[str, int]
     teacher: dict[str, int] | None
     stages: list[StageReport] = field(default_factory=list)
@@ -82,12 +83,15 @@ class Report:
         return asdict(self)
 
 
-def examine(prepared: Prepared, task_values: dict[str, Any]) -> Report:
+def examine(
+    prepared: Prepared, task_values: dict[str, Any], variant_values: list[tuple[str, Any, Any]] | None = None
+) -> Report:
     """Run one small step of every stage and say what it showed; nothing is written and no weight moves."""
     report = Report(
         prepared.request.recipe.name,
         prepared.notes,
         task_values,
+        variant_values or [],
         _model(prepared.student),
         _model(prepared.teacher) if prepared.teacher is not None else None,
     )
@@ -237,6 +241,11 @@ def shown(report: Report) -> Group:
     if report.task_values:
         values = ", ".join(f"{path} = {value}" for path, value in report.task_values.items())
         parts.append(Text(f"values of the recipe for this task: {values}"))
+    if report.variant_values:
+        parts.append(Text("the variant differs from the plain recipe:"))
+        for path, *values in report.variant_values:
+            was, now = ("nothing" if value is None else value for value in values)
+            parts.append(Text(f"  {path}: {was} → {now}"))
     for who, model in (("teacher", report.teacher), ("student", report.student)):
         if model:
             parts.append(

@@ -276,10 +276,11 @@ def check(
     from limbeck.check import examine, shown
     from limbeck.data.spec import DataSpec
     from limbeck.prepare import prepare, request
-    from limbeck.recipe import task_values
+    from limbeck.recipe import task_values, variant_values
 
     asked = request(recipe, DataSpec(**data.spec()), **asdict(models), **change.options())
-    report = examine(prepare(asked), task_values(recipe, asked.data.task_name))
+    task = asked.data.task_name
+    report = examine(prepare(asked), task_values(recipe, task), variant_values(recipe, task))
     out.print_json(data=report.plain()) if as_json else out.print(shown(report), soft_wrap=False)
 
 

@@ -157,6 +157,25 @@ def task_values(name: str, task: str | None) -> dict[str, Any]:
     return (read(name.partition(":")[0]).get("tasks") or {}).get(task or "", {})
 
 
+def variant_values(name: str, task: str | None) -> list[tuple[str, Any, Any]]:
+    """What a variant changes of the plain recipe: path, was, is."""
+    plain = resolve(name.partition(":")[0], task=task).plain()
+    return [change for change in differences(plain, resolve(name, task=task).plain()) if change[0] != "name"]
+
+
+def differences(before: Any, now: Any, path: str = "") -> Iterable[tuple[str, Any, Any]]:
+    """Where two pieces of plain data differ: path, was, is. Stages go by name, as in `--set`."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        for key in sorted(before.keys() | now.keys()):
+            yield from differences(before.get(key), now.get(key), f"{path}.{key}".lstrip("."))
+    elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        for i, (old, new) in enumerate(zip(before, now)):
+            name = old.get("name", i) if isinstance(old, dict) else i
+            yield from differences(old, new, f"{path}.{name}")
+    elif before != now:
+        yield path, before, now
+
+
 def validate(data: Mapping[str, Any]) -> Recipe:
     """Check everything that can be checked without the models, and report every fault at once."""
     faults: list[str] = []

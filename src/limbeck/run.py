@@ -363,24 +363,13 @@ def _there(path: Path) -> Iterable[Path]:
 def _check_same(folder: RunFolder, asked: Request, prepared: Prepared) -> None:
     before = json.loads(folder.request.read_text("utf8"))
     now = json.loads(json.dumps(_identity(asked, prepared)))
-    changes = list(_differences(before, now))
+    changes = list(recipes.differences(before, now))
     if changes:
         raise LimbeckError(
             f'"{folder.path}" holds a run that was asked for otherwise, so it cannot go on as this one:\n'
             + "\n".join(f"  {path}: was {old!r}, now {new!r}" for path, old, new in changes)
             + "\nAsk for the same again, or give another --out."
         )
-
-
-def _differences(before: Any, now: Any, path: str = "") -> Iterable[tuple[str, Any, Any]]:
-    if isinstance(before, dict) and isinstance(now, dict):
-        for key in sorted(before.keys() | now.keys()):
-            yield from _differences(before.get(key), now.get(key), f"{path}.{key}".lstrip("."))
-    elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
-        for i, (old, new) in enumerate(zip(before, now)):
-            yield from _differences(old, new, f"{path}.{i}")
-    elif before != now:
-        yield path, before, now
 
 
 def _summary(scores: dict[str, Any], folder: RunFolder) -> str:
