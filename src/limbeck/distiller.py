@@ -130,7 +130,11 @@ class Distiller(nn.Module):
         mixed = self.mixup(batch) if self.mixup else batch
         if teacher_features is None:
             teacher_features = self.teacher.features(**mixed) if self.teacher else {}
-        features = {"teacher": teacher_features, "student": self.tap(**mixed), "plain": self._plain(batch)}
+        features = {
+            "teacher": teacher_features,
+            "student": self.tap(**mixed) if self.tap.sites else {},
+            "plain": self._plain(batch),
+        }
         if self.teacher:
             self.teacher.join()
         weight = batch.get("weight")

@@ -18,6 +18,7 @@ from limbeck.objectives.heads import Heads
 from limbeck.objectives.match import Match
 from limbeck.objectives.predictions import Labels, Logits
 from limbeck.objectives.probe import Probe
+from limbeck.objectives.replacement import Replacement
 from limbeck.spec import bind, options_of, parse
 
 OBJECTIVES: dict[str, type[Objective]] = {
@@ -27,6 +28,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "probe": Probe,
     "heads": Heads,
     "consistency": Consistency,
+    "replacement": Replacement,
 }
 
 __all__ = [
@@ -42,6 +44,7 @@ __all__ = [
     "Objective",
     "Probe",
     "Read",
+    "Replacement",
     "build",
     "check_inputs",
     "check_name",
