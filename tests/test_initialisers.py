@@ -189,6 +189,25 @@ def test_starts_that_cannot_be(teachers, calls, options, said):
         started(calls, teachers["bert"], **options)
 
 
+@families
+def test_the_teachers_embeddings(teachers, family):
+    teacher = teachers[family]
+    start = started(["random", "embeddings"], teacher, depth=2)
+    ours, theirs = weights_outside_blocks(start.student)[0], weights_outside_blocks(teacher)[0]
+    assert equal(ours, theirs)
+    assert which_blocks(start.student, teacher) == [[], []]
+    assert start.frozen == set()
+    frozen = started(["random", "embeddings(frozen=true)"], teacher, depth=2).frozen
+    assert frozen == {name for name, _ in start.student.named_parameters()} & set(ours)
+
+
+def test_embeddings_need_a_teacher_that_fits(teachers):
+    with pytest.raises(LimbeckError, match="there is no teacher"):
+        start_student(["embeddings"], None, tiny_model(), labels=LABELS, seed=0)
+    with pytest.raises(LimbeckError, match=r"embeddings \(bert, width 32\) do not fit the student \(bert, width 16\)"):
+        started(["random", "embeddings"], teachers["bert"], depth=2, width=16)
+
+
 def test_a_classifier_needs_a_teacher_of_the_same_family_and_labels(teachers):
     source = tiny_model("roberta", 2)
     with pytest.raises(LimbeckError, match="there is no teacher"):
@@ -239,4 +258,4 @@ def test_heads_and_their_last_maps(teachers, family):
 
 
 def test_every_initialiser_is_tested():
-    assert set(INITIALISERS) == {"layers", "checkpoint", "classifier", "random"}
+    assert set(INITIALISERS) == {"layers", "checkpoint", "embeddings", "classifier", "random"}

@@ -248,6 +248,8 @@ def test_a_draw_moves_in_place():
         ("ramp(0.1)", {0.0: 0.0, 0.25: 0.025, 0.5: 0.05, 1.0: 0.1}),
         ("ramp(0.1, over=0.5)", {0.0: 0.0, 0.25: 0.05, 0.5: 0.1, 0.75: 0.1, 1.0: 0.1}),
         ("ramp(weight=1/2)", {0.5: 0.25, 1.0: 0.5}),
+        ("stairs(0.2, steps=4)", {0.0: 0.0, 0.2: 0.0, 0.25: 0.05, 0.49: 0.05, 0.5: 0.1, 0.99: 0.15}),
+        ("stairs(1, steps=20)", {k * 7 / (20 * 7): k / 20 for k in range(20)}),  # a step an epoch of 7 batches
     ],
 )
 def test_weights_over_the_progress_of_a_stage(weight, at):
@@ -356,7 +358,7 @@ def test_a_named_aligner_for_other_layers_drops_none_of_them():
         ({"weight": 1}, ["none of them"]),
         ({"labels": "cross_entropy", "logits": "kl"}, ["exactly one", "labels and logits"]),
         ({"labels": "cross_entropy", "wieght": 1}, ['"labels" has no option "wieght"', 'Did you mean "weight"?']),
-        ({"labels": "cross_entropy", "map": "last"}, ['no option "map"', "Allowed: weight"]),
+        ({"labels": "cross_entropy", "map": "last"}, ['no option "map"', "Allowed: inputs, weight"]),
         ({"match": "cls", "map": "last", "algin": "linear"}, ['Did you mean "align"?']),
         ({"match": "cls", "map": "last", "align": "liner"}, ['no aligner "liner"', 'Did you mean "linear"?']),
         ({"match": "cls", "map": "last", "align": "linear(width=2)"}, ['no option "width"']),

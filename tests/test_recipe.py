@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from limbeck import recipe as recipes
 from limbeck.errors import LimbeckError
 from limbeck.objectives import build
-from limbeck.recipe import Recipe, Stage, read, resolve, save, shipped, task_values, validate
+from limbeck.recipe import Recipe, Stage, read, resolve, save, shipped, task_values, validate, variant_values
 
 NAMES = shipped()
 HEADINGS = ["What it adds", "Recipe", "Suggested values", "What the paper leaves open", "Cost", "Citation"]
@@ -140,6 +140,19 @@ def test_the_papers_table_of_values(name, task, alpha, beta, lr):
     weights = {n: o["weight"] for n, o in stage.objectives.items()}
     assert weights == {"labels": alpha, "logits": pytest.approx(1 - alpha), "layers": beta}
     assert (stage.lr, stage.batch, stage.epochs) == (lr, 8, 4)
+
+
+def test_what_a_variant_changes():
+    at = "stages.layers.objectives"
+    gone = read("cr-ild")["stages"][0]["objectives"]
+    assert variant_values("cr-ild:mixup", None) == [
+        (f"{at}.attention-consistency", gone["attention-consistency"], None),
+        (f"{at}.hidden-consistency", gone["hidden-consistency"], None),
+    ]
+    changes = variant_values("cr-ild:code", "stsb")
+    assert ("stages.predictions.lr", 2e-5, 3e-5) in changes
+    assert all(path != "stages.layers.lr" for path, *_ in changes)  # the task's value, in both
+    assert variant_values("cr-ild", "stsb") == []
 
 
 def test_what_is_set_wins_over_the_task_and_the_variant():

@@ -5,9 +5,9 @@ A new family is one entry in FAMILIES. Everything else about a model (depth, wid
 
 import copy
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -162,7 +162,22 @@ def _same(one: nn.Module, other: nn.Module) -> bool:
     return ours.keys() == theirs.keys() and all(torch.equal(ours[name].cpu(), theirs[name].cpu()) for name in ours)
 
 
-def _shallow(module: nn.Module) -> nn.Module:
+def rebuilt(model: PreTrainedModel, blocks: Iterable[nn.Module]) -> PreTrainedModel:
+    """The whole model with other blocks, sharing everything else; the original is untouched."""
+    *containers, last = family(model).blocks.split(".")
+    view = _shallow(model)
+    inner: nn.Module = view
+    for name in (model.base_model_prefix, *containers):
+        inner._modules[name] = _shallow(inner.get_submodule(name))
+        inner = inner.get_submodule(name)
+    inner._modules[last] = nn.ModuleList(blocks)
+    return view
+
+
+Some = TypeVar("Some", bound=nn.Module)
+
+
+def _shallow(module: Some) -> Some:
     view = copy.copy(module)
     view._modules = dict(module._modules)
     return view

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from limbeck import architectures, efficiency
 from limbeck.cache import cachable, size_of
+from limbeck.data.encoding import Encoded
 from limbeck.data.plan import bucket
 from limbeck.distiller import Distiller
 from limbeck.engine.progress import clock
@@ -73,6 +74,7 @@ class Report:
     recipe: str
     notes: list[str]
     task_values: dict[str, Any]
+    variant_values: list[tuple[str, Any, Any]]  # path, was, is
     student: dict[str, int]
     teacher: dict[str, int] | None
     stages: list[StageReport] = field(default_factory=list)
@@ -82,12 +84,15 @@ class Report:
         return asdict(self)
 
 
-def examine(prepared: Prepared, task_values: dict[str, Any]) -> Report:
+def examine(
+    prepared: Prepared, task_values: dict[str, Any], variant_values: list[tuple[str, Any, Any]] | None = None
+) -> Report:
     """Run one small step of every stage and say what it showed; nothing is written and no weight moves."""
     report = Report(
         prepared.request.recipe.name,
         prepared.notes,
         task_values,
+        variant_values or [],
         _model(prepared.student),
         _model(prepared.teacher) if prepared.teacher is not None else None,
     )
@@ -106,11 +111,11 @@ def _stage(prepared: Prepared, index: int, unreached: list[str]) -> StageReport:
     trains = sum(p.numel() for p in parameters if p.requires_grad)
     frozen = [name for name, p in distiller.named_parameters() if not p.requires_grad]
     values = {name: float(part) for name, part in _probe(distiller, prepared.probe()).items()}
-    live = distiller.teacher
-    passes = distiller.steps * stage.batch / len(prepared.train)
-    cached = cachable(live.tap.sites) if live and passes >= PASSES else []
-    seconds, saved = _timed_step(prepared, distiller, stage.batch, bool(cached))
-    answers = sum(size_of(s, live.tap, prepared.train, torch.float32) for s in cached) if live else 0
+    live, data = distiller.teacher, prepared.data(index)
+    passes = distiller.steps * stage.batch / len(data)
+    cached = cachable(live.tap.sites) if live and distiller.steady and passes >= PASSES else []
+    seconds, saved = _timed_step(distiller, data, prepared.longest, stage.batch, bool(cached))
+    answers = sum(size_of(s, live.tap, data, torch.float32) for s in cached) if live else 0
     everything = sum(p.numel() for p in parameters)
     teacher = efficiency.parameters(prepared.teacher) if prepared.teacher is not None else 0
     return StageReport(
@@ -143,12 +148,13 @@ def _terms(distiller: Distiller, values: dict[str, float], prepared: Prepared) -
     for name, objective in distiller.terms.items():
         matched = isinstance(objective, Match)
         width = objective.feature.width if matched else None
+        other = teacher if "teacher" in objective.sides else student
         yield Term(
             name=name,
             what=_what(objective),
             pairs=objective.pairs() if matched else [],
             drawn=matched and objective.layers.draw is not None,
-            widths=(getattr(student, width), getattr(teacher, width)) if width else None,
+            widths=(getattr(student, width), getattr(other, width)) if width else None,
             aligner=str(objective.align) if matched else "",
             aligner_parameters=sum(p.numel() for p in objective.parameters()),
             weight=objective.weight,
@@ -158,7 +164,10 @@ def _terms(distiller: Distiller, values: dict[str, float], prepared: Prepared) -
 
 
 def _what(objective: Objective) -> str:
-    return str(objective.call) if isinstance(objective, Match) else type(objective).__name__.lower()
+    kind = type(objective).__name__.lower()
+    if not isinstance(objective, Match):
+        return kind
+    return str(objective.call) if "teacher" in objective.sides else f"{objective.call}, {kind}"
 
 
 def _probe(distiller: Distiller, batch: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -184,13 +193,13 @@ def _folded(distiller: Distiller, names: set[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _timed_step(prepared: Prepared, distiller: Distiller, batch: int, cached: bool) -> tuple[float, float]:
+def _timed_step(distiller: Distiller, data: Encoded, longest: int, batch: int, cached: bool) -> tuple[float, float]:
     """Seconds and saved bytes of a step, from a forward and backward of a few examples of middling length."""
-    lengths = prepared.train.lengths
+    lengths = data.lengths
     few = min(batch, EXAMPLES, len(lengths))
     middle = np.argsort(lengths, kind="stable")[(len(lengths) - few) // 2 :][:few]
-    shape = bucket(int(lengths[middle].max()), prepared.longest)
-    examples = _there(distiller, prepared.train.batch(middle, shape))
+    shape = bucket(int(lengths[middle].max()), longest)
+    examples = _there(distiller, data.batch(middle, shape))
     known = distiller.teacher.features(**examples) if cached and distiller.teacher else None
     seen: dict[int, int] = {}
 
@@ -233,6 +242,11 @@ def shown(report: Report) -> Group:
     if report.task_values:
         values = ", ".join(f"{path} = {value}" for path, value in report.task_values.items())
         parts.append(Text(f"values of the recipe for this task: {values}"))
+    if report.variant_values:
+        parts.append(Text("the variant differs from the plain recipe:"))
+        for path, *values in report.variant_values:
+            was, now = ("nothing" if value is None else value for value in values)
+            parts.append(Text(f"  {path}: {was} → {now}"))
     for who, model in (("teacher", report.teacher), ("student", report.student)):
         if model:
             parts.append(

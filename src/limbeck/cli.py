@@ -79,6 +79,14 @@ class Data(Columns):
         None
     )
     test: Annotated[str | None, _option("--test", "A file to score on at the end.", DATA)] = None
+    few: Annotated[int | None, _option("--few", "Train on this many examples, drawn by the seed.", DATA)] = None
+    label_noise: Annotated[
+        float | None, _option("--label-noise", "Flip this share of the train labels: 0.3.", DATA)
+    ] = None
+    supplement: Annotated[
+        str | None,
+        _option("--supplement", "Other data, a task or a file, for stages that compare layers alone.", DATA),
+    ] = None
 
 
 @dataclass
@@ -268,10 +276,11 @@ def check(
     from limbeck.check import examine, shown
     from limbeck.data.spec import DataSpec
     from limbeck.prepare import prepare, request
-    from limbeck.recipe import task_values
+    from limbeck.recipe import task_values, variant_values
 
     asked = request(recipe, DataSpec(**data.spec()), **asdict(models), **change.options())
-    report = examine(prepare(asked), task_values(recipe, asked.data.task_name))
+    task = asked.data.task_name
+    report = examine(prepare(asked), task_values(recipe, task), variant_values(recipe, task))
     out.print_json(data=report.plain()) if as_json else out.print(shown(report), soft_wrap=False)
 
 

@@ -36,13 +36,18 @@ def kl(student: Tensor, teacher: Tensor) -> Tensor:
     return (torch.xlogy(teacher, teacher) - teacher * _log(student)).sum(-1)
 
 
+def reverse_kl(student: Tensor, teacher: Tensor) -> Tensor:
+    """KL(student ‖ teacher): the same two, the other way round."""
+    return (student * (_log(student) - _log(teacher))).sum(-1)
+
+
 def soft_ce(student: Tensor, teacher: Tensor) -> Tensor:
     """Cross-entropy of the student's distribution under the teacher's."""
     return -(teacher * _log(student)).sum(-1)
 
 
-DISTANCES = {f.__name__: f for f in (mse, unit_mse, unit_sq, cosine, kl, soft_ce)}
-OF_DISTRIBUTIONS = (kl, soft_ce)  # these need rows that are distributions
+DISTANCES = {f.__name__: f for f in (mse, unit_mse, unit_sq, cosine, kl, reverse_kl, soft_ce)}
+OF_DISTRIBUTIONS = (kl, reverse_kl, soft_ce)  # these need rows that are distributions
 
 
 # Predictions: the same distances, between logits. They work on log-probabilities, which do not underflow.

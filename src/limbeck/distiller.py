@@ -1,6 +1,7 @@
 """The one module a stage trains: student, objectives and aligners behind one forward."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,9 +10,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from limbeck import architectures
+from limbeck.data.mixing import Mixup
 from limbeck.errors import LimbeckError
-from limbeck.objectives import Models, Moment, NamedAligner, Objective, Read, check_name
-from limbeck.taps import Features, Tap, full_precision
+from limbeck.objectives import Models, Moment, NamedAligner, Objective, Read, check_inputs, check_name
+from limbeck.taps import Features, Site, Tap, full_precision
 from limbeck.teachers import Cached, Live
 
 
@@ -28,8 +30,8 @@ class Distiller(nn.Module):
 
     `objectives` is a list, or a dict that names each part. The teacher is held but not registered: it is absent from
     parameters, state_dict, train mode and DDP. `at(epoch, step)` moves weights and draws; call it before each step
-    where a weight ramps or a map draws, and give `steps`, the length of the training, where a weight ramps. Contrast
-    needs `train_labels`, the labels of all training examples.
+    where a weight ramps, a map draws or inputs are mixed (`mixup`), and give `steps`, the length of the training, where
+    a weight ramps. Contrast needs `train_labels`, the labels of all training examples.
     """
 
     def __init__(
@@ -40,12 +42,13 @@ class Distiller(nn.Module):
         *,
         aligners: Mapping[str, NamedAligner] | None = None,
         train_labels: Tensor | None = None,
+        mixup: Mixup | None = None,
         steps: int = 1,
         seed: int = 0,
         stage: int = 0,
     ) -> None:
         super().__init__()
-        self.student = student
+        self.student, self.mixup = student, mixup
         self.steps, self.seed, self.stage = steps, seed, stage
         named = dict(objectives) if isinstance(objectives, Mapping) else _named(objectives)
         for name in named:
@@ -62,10 +65,12 @@ class Distiller(nn.Module):
             train_labels,
         )
         for objective in self.terms.values():
+            check_inputs(objective, mixup is not None)
             objective.bind(models, aligners or {})
-        sites = self.reads()
-        self.tap = Tap(student, [(r.feature, r.layer) for r in sites if r.model == "student"])
-        wanted = [(r.feature, r.layer) for r in sites if r.model == "teacher"]
+        self.tap = Tap(student, self._sites("student"))
+        self.plain = Tap(student, self._sites("plain"))
+        self.learns_plain = any(term.sides[0] == "plain" for term in self.terms.values())
+        wanted = self._sites("teacher")
         if wanted and teacher is None:
             raise LimbeckError("the objectives read a teacher, and there is none. Give --teacher.")
         # In a list, so that nn.Module does not register it.
@@ -97,9 +102,19 @@ class Distiller(nn.Module):
         """Every site some objective reads."""
         return {read for objective in self.terms.values() for read in objective.reads()}
 
+    def _sites(self, model: str) -> list[Site]:
+        return [(read.feature, read.layer) for read in self.reads() if read.model == model]
+
+    @property
+    def steady(self) -> bool:
+        """Whether the teacher answers alike whenever it is asked about an example, so that answers can be kept."""
+        return self.mixup is None
+
     def at(self, epoch: int, step: int) -> None:
         """Set weights and draws for a step of the training."""
-        moment = Moment(self.seed, self.stage, epoch, step / max(self.steps, 1))
+        moment = Moment(self.seed, self.stage, epoch, step / max(self.steps, 1), step)
+        if self.mixup:
+            self.mixup.at(self.seed, self.stage, step)
         for objective in self.terms.values():
             objective.at(moment)
 
@@ -114,19 +129,32 @@ class Distiller(nn.Module):
         `batch` holds the token columns and `labels`. `weight` (0 leaves an example out) and `count` (the number of
         examples of the whole optimiser batch, where this is a piece of it) are optional.
         """
+        mixed = self.mixup(batch) if self.mixup else batch
         if teacher_features is None:
-            teacher_features = self.teacher.features(**batch) if self.teacher else {}
-        student_features = self.tap(**batch)
+            teacher_features = self.teacher.features(**mixed) if self.teacher else {}
+        features = {
+            "teacher": teacher_features,
+            "student": self.tap(**mixed) if self.tap.sites else {},
+            "plain": self._plain(batch),
+        }
         if self.teacher:
             self.teacher.join()
         weight = batch.get("weight")
         with full_precision(batch["input_ids"]):
             parts = {
-                name: _mean(term(student_features, teacher_features, batch), weight, batch.get("count"))
+                name: _mean(term(*(features[side] for side in term.sides), mixed), weight, batch.get("count"))
                 for name, term in self.terms.items()
             }
             loss = torch.stack([self.terms[name].scale * part for name, part in parts.items()]).sum()
         return Output(loss, parts)
+
+    def _plain(self, batch: Mapping[str, Any]) -> Features:
+        """The student on the inputs as they are, where they are mixed and somebody reads both."""
+        if not self.plain.sites:
+            return {}
+        # After the mixed inputs: autocast keeps the weights it casts, and those cast here first would have no gradient.
+        with nullcontext() if self.learns_plain else torch.no_grad():
+            return self.plain(**batch)
 
 
 def _named(objectives: Sequence[Objective]) -> dict[str, Objective]:

@@ -81,12 +81,30 @@ def classifier(start: Start, *, frozen: bool = False) -> None:
     start.notes.append(f"pooler and classifier are the teacher's, {'frozen' if frozen else 'and train on'}")
 
 
+def embeddings(start: Start, *, frozen: bool = False) -> None:
+    """The teacher's embeddings, reused; `frozen` keeps them as they are."""
+    if start.teacher is None:
+        raise LimbeckError("embeddings reuses the teacher's embeddings, and there is no teacher. Give --teacher.")
+    theirs = start.teacher.state_dict()
+    prefix = f"{start.student.base_model_prefix}.{architectures.family(start.student).blocks}."
+    beside = (prefix, *architectures.head(start.student))
+    ours = {name: p for name, p in start.student.named_parameters() if not name.startswith(beside)}
+    if any(name not in theirs or theirs[name].shape != parameter.shape for name, parameter in ours.items()):
+        raise LimbeckError(
+            f"the teacher's embeddings ({_kind(start.teacher)}) do not fit the student ({_kind(start.student)}). "
+            "Reusing them needs one family and one width."
+        )
+    start.student.load_state_dict({name: theirs[name] for name in ours}, strict=False)
+    start.frozen |= set(ours) if frozen else set()
+    start.notes.append(f"embeddings are the teacher's, {'frozen' if frozen else 'and train on'}")
+
+
 def random(start: Start) -> None:
     """Fresh weights throughout."""
     start.notes.append("embeddings and layers start at random")
 
 
-INITIALISERS = {f.__name__: f for f in (layers, checkpoint, classifier, random)}
+INITIALISERS = {f.__name__: f for f in (layers, checkpoint, embeddings, classifier, random)}
 
 
 def start_student(

@@ -14,7 +14,9 @@ from limbeck import architectures, models
 from limbeck.data.corpus import Corpus, Split
 from limbeck.data.encoding import Encoded, encode
 from limbeck.data.labels import align
-from limbeck.data.loading import load
+from limbeck.data.loading import load, load_inputs
+from limbeck.data.mixing import Mixup
+from limbeck.data.scarcity import scarce
 from limbeck.data.spec import DataSpec
 from limbeck.data.tasks import Task
 from limbeck.distiller import Distiller
@@ -23,7 +25,7 @@ from limbeck.engine.world import seed_for
 from limbeck.errors import LimbeckError
 from limbeck.initialisers import start_student
 from limbeck.objectives import Labels, Match, NamedAligner, Probe, build
-from limbeck.recipe import Recipe, Stage, resolve
+from limbeck.recipe import Recipe, Stage, resolve, supplemented
 from limbeck.spec import allowing, parse
 
 
@@ -57,6 +59,7 @@ class Prepared:
     distillers: list[Distiller]  # one a stage
     aligners: dict[str, NamedAligner]
     train: Encoded
+    others: dict[int, Encoded]  # by stage, what is trained on instead
     evals: dict[str, Encoded]  # the first is the one selections are made on
     longest: int
     frozen: set[str]
@@ -67,6 +70,10 @@ class Prepared:
     def stages(self) -> list[Stage]:
         """The recipe's stages."""
         return self.request.recipe.stages
+
+    def data(self, index: int) -> Encoded:
+        """What a stage trains on."""
+        return self.others.get(index, self.train)
 
     def keeps(self, index: int) -> str:
         """Which student a stage leaves: the best on the evaluation set for the last stage, unless the recipe says."""
@@ -117,6 +124,8 @@ def request(
         raise LimbeckError(f"--seed {seed} must be 0 or more.")
     with allowing(allow_code):
         resolved = resolve(recipe, task=data.task_name, overrides=set)
+        if data.supplement:
+            resolved = supplemented(resolved, data.supplement)
     return Request(resolved, data, teacher, student, layers, width, seed, allow_code)
 
 
@@ -129,8 +138,9 @@ def prepare(asked: Request) -> Prepared:
 def _prepare(asked: Request) -> Prepared:
     recipe, notes = asked.recipe, []
     declared = [{n: build(o, recipe.aligners) for n, o in stage.objectives.items()} for stage in recipe.stages]
-    labelled = any(isinstance(o, Labels | Probe) and not o.idle for stage in declared for o in stage.values())
-    corpus = load(asked.data, labelled=labelled)
+    labelled = [any(isinstance(o, Labels | Probe) and not o.idle for o in stage.values()) for stage in declared]
+    _check_data(recipe, labelled)
+    corpus = scarce(load(asked.data, labelled=any(labelled)), asked.data, asked.seed)
     _training(corpus)
     notes += corpus.notes
     teacher = models.load_model(asked.teacher) if asked.teacher else None
@@ -164,9 +174,15 @@ def _prepare(asked: Request) -> Prepared:
     if longest < asked.data.max_length and train.lengths.max() == longest:
         notes.append(f"longer texts are cut at {longest} tokens, the most these models take")
     evals = {name: encode(split, tokenizer, columns, longest) for name, split in corpus.evals.items()}
+    others = {}
+    for index, stage in enumerate(recipe.stages):
+        if stage.data:
+            inputs, said = load_inputs(stage.data, asked.data)
+            notes += [f"stage {stage.name}: {line}" for line in said]
+            others[index] = encode(inputs, tokenizer, columns, longest)
     aligners = {name: NamedAligner(parse(call)) for name, call in recipe.aligners.items()}
     distillers = []
-    for index, objectives in enumerate(declared):
+    for index, (stage, objectives) in enumerate(zip(recipe.stages, declared)):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed_for(asked.seed, index))
             distiller = Distiller(
@@ -174,12 +190,13 @@ def _prepare(asked: Request) -> Prepared:
                 start.student,
                 objectives,
                 aligners=aligners,
-                train_labels=None if train.labels is None else torch.from_numpy(train.labels),
-                steps=total_steps(recipe.stages[index], len(train)),
+                train_labels=_labels(others.get(index, train)),
+                mixup=Mixup(stage.mixup, rows=stage.batch) if stage.mixup else None,
+                steps=total_steps(stage, len(others.get(index, train))),
                 seed=asked.seed,
                 stage=index,
             )
-        at = f"stage {recipe.stages[index].name}"
+        at = f"stage {stage.name}"
         notes += [f"{at}: {n} has weight 0 throughout and is left out" for n in distiller.dropped]
         notes += [
             f"{at}: {n}: {o.layers.note}" for n, o in distiller.terms.items() if isinstance(o, Match) and o.layers.note
@@ -194,6 +211,7 @@ def _prepare(asked: Request) -> Prepared:
         distillers,
         aligners,
         train,
+        others,
         evals,
         longest,
         start.frozen,
@@ -269,8 +287,21 @@ def _models_agree(
     return corpus, source
 
 
+def _labels(data: Encoded) -> torch.Tensor | None:
+    return None if data.labels is None else torch.from_numpy(data.labels)
+
+
 def _predicted(model: PreTrainedModel) -> str:
     return "a score" if model.config.num_labels == 1 else ", ".join(models.label_names(model))
+
+
+def _check_data(recipe: Recipe, labelled: list[bool]) -> None:
+    for stage, reads_labels in zip(recipe.stages, labelled):
+        if stage.data and reads_labels:
+            raise LimbeckError(
+                f"stages.{stage.name}.data: the stage learns from labels, and those of {stage.data} belong to another "
+                "task. Only a stage without labels takes other data."
+            )
 
 
 def _training(corpus: Corpus) -> Split:

@@ -5,7 +5,7 @@ Order of precedence: the file, then its variant (`pkd:last`), then its values fo
 
 import copy
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,6 +16,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, Validation
 from limbeck.errors import LimbeckError, did_you_mean
 from limbeck.spec import literal, number, parse
 
+COMPARE_LAYERS = {"match", "consistency"}  # kinds of objectives that hold for any input, whatever its task
 FORBID = ConfigDict(extra="forbid")
 Number = Annotated[float, BeforeValidator(number)]
 Positive = Annotated[float, BeforeValidator(number), Field(gt=0)]
@@ -37,6 +38,8 @@ class Stage:
     schedule: Literal["linear", "cosine", "constant"] = "linear"
     weight_decay: Annotated[float, BeforeValidator(number), Field(ge=0)] = 0.01
     clip: Annotated[float, BeforeValidator(number), Field(ge=0)] = 1.0  # 0: no clipping
+    mixup: str | None = None  # how examples are mixed: beta(1.0)
+    data: str | None = None  # inputs other than the run's own: a task, or a file
     train: list[str] = field(default_factory=lambda: ["student", "aligners"])
     keep: Literal["best", "last"] | None = None
     patience: Annotated[int, Field(gt=0)] | None = None
@@ -135,9 +138,42 @@ def resolve(name: str, *, task: str | None = None, overrides: Iterable[str] = ()
     return validate(data)
 
 
+def supplemented(recipe: Recipe, data: str) -> Recipe:
+    """The recipe with other data for its stages that compare layers alone, and so depend on no task (CR-ILD)."""
+    stages = [
+        replace(stage, data=data) if all(COMPARE_LAYERS & set(o) for o in stage.objectives.values()) else stage
+        for stage in recipe.stages
+    ]
+    if stages == recipe.stages:
+        raise LimbeckError(
+            f'--supplement {data}: recipe "{recipe.name}" has no stage that compares layers alone. Take one that has, '
+            "such as cr-ild, or leave it out."
+        )
+    return replace(recipe, stages=stages)
+
+
 def task_values(name: str, task: str | None) -> dict[str, Any]:
     """What a recipe sets by itself for a task."""
     return (read(name.partition(":")[0]).get("tasks") or {}).get(task or "", {})
+
+
+def variant_values(name: str, task: str | None) -> list[tuple[str, Any, Any]]:
+    """What a variant changes of the plain recipe: path, was, is."""
+    plain = resolve(name.partition(":")[0], task=task).plain()
+    return [change for change in differences(plain, resolve(name, task=task).plain()) if change[0] != "name"]
+
+
+def differences(before: Any, now: Any, path: str = "") -> Iterable[tuple[str, Any, Any]]:
+    """Where two pieces of plain data differ: path, was, is. Stages go by name, as in `--set`."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        for key in sorted(before.keys() | now.keys()):
+            yield from differences(before.get(key), now.get(key), f"{path}.{key}".lstrip("."))
+    elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        for i, (old, new) in enumerate(zip(before, now)):
+            name = old.get("name", i) if isinstance(old, dict) else i
+            yield from differences(old, new, f"{path}.{name}")
+    elif before != now:
+        yield path, before, now
 
 
 def validate(data: Mapping[str, Any]) -> Recipe:
@@ -163,8 +199,9 @@ def save(recipe: Recipe) -> str:
 
 def _call_faults(data: Mapping[str, Any]) -> Iterable[str]:
     from limbeck.aligners import ALIGNERS
+    from limbeck.data.mixing import MIXUPS
     from limbeck.initialisers import INITIALISERS
-    from limbeck.objectives import build, check_name
+    from limbeck.objectives import build, check_inputs, check_name
     from limbeck.spec import bind
 
     aligners = data.get("aligners") if isinstance(data.get("aligners"), dict) else {}
@@ -184,6 +221,10 @@ def _call_faults(data: Mapping[str, Any]) -> Iterable[str]:
         at = f"stages.{stage.get('name', '?')}"
         if (stage.get("epochs") is None) == (stage.get("steps") is None):
             yield f"{at}: give either epochs or steps."
+        if (mixup := stage.get("mixup")) is not None:
+            checks.append((f"{at}.mixup", lambda m=mixup: bind(parse(m), MIXUPS, "mixup")))
+            if stage.get("batch") == 1:
+                yield f"{at}.mixup: the examples of a batch are mixed with each other, and a batch is 1."
         for target in stage["train"] if isinstance(stage.get("train"), list) else []:
             sides = [f"{name}{side}" for name in aligners or {} for side in ("", ".student", ".teacher")]
             allowed = ["student", "aligners", *sides]
@@ -194,7 +235,8 @@ def _call_faults(data: Mapping[str, Any]) -> Iterable[str]:
             if isinstance(declared, dict):
                 here = f"{at}.objectives.{name}"
                 checks.append((here, lambda n=name: check_name(str(n))))
-                checks.append((here, lambda d=declared: build(d, aligners or {})))
+                mixed = mixup is not None
+                checks.append((here, lambda d=declared, m=mixed: check_inputs(build(d, aligners or {}), m)))
     for path, check in checks:
         try:
             check()

@@ -65,8 +65,8 @@ def distill(
     """Distil `teacher` into a student of `layers` layers, or into the checkpoint `student`.
 
     `data` says what to learn from, in the words of the command line: `task` and `data`, or `train`, `eval`, `test`
-    with `text`, `text_pair`, `label`, `labels`, `max_length`. `set` changes values of the recipe, as `--set` does;
-    `allow_code` lets it name Python functions by dotted path.
+    with `text`, `text_pair`, `label`, `labels`, `max_length`; `few`, `label_noise`, `supplement`. `set` changes values
+    of the recipe, as `--set` does; `allow_code` lets it name Python functions by dotted path.
     """
     asked = request(
         recipe,
@@ -204,12 +204,13 @@ def _train(
         if frozen := prepared.set_trained(index):
             display.say(f"stage {prepared.stages[index].name}: no objective reaches {_listed(frozen)}; frozen")
         began, distiller = time.monotonic(), prepared.distillers[index]
+        loop.data = prepared.data(index)
         live = distiller.teacher
-        if isinstance(live, Live):
+        if isinstance(live, Live) and distiller.steady:
             distiller.teacher = remembering(
                 live,
-                prepared.train,
-                passes=distiller.steps * prepared.stages[index].batch / len(prepared.train),
+                loop.data,
+                passes=distiller.steps * prepared.stages[index].batch / len(loop.data),
                 choice=pace.cache,
                 device=accelerator.device,
                 say=display.say,
@@ -288,7 +289,8 @@ def _begin(folder: RunFolder, asked: Request, prepared: Prepared) -> None:
 
 
 def _identity(asked: Request, prepared: Prepared) -> dict[str, Any]:
-    return {**asked.plain(), "fingerprint": fingerprint(prepared.train, *prepared.evals.values())}
+    data = (prepared.train, *prepared.evals.values(), *prepared.others.values())
+    return {**asked.plain(), "fingerprint": fingerprint(*data)}
 
 
 def _leave(prepared: Prepared, folder: RunFolder, scores: dict[str, Any]) -> None:
@@ -361,24 +363,13 @@ def _there(path: Path) -> Iterable[Path]:
 def _check_same(folder: RunFolder, asked: Request, prepared: Prepared) -> None:
     before = json.loads(folder.request.read_text("utf8"))
     now = json.loads(json.dumps(_identity(asked, prepared)))
-    changes = list(_differences(before, now))
+    changes = list(recipes.differences(before, now))
     if changes:
         raise LimbeckError(
             f'"{folder.path}" holds a run that was asked for otherwise, so it cannot go on as this one:\n'
             + "\n".join(f"  {path}: was {old!r}, now {new!r}" for path, old, new in changes)
             + "\nAsk for the same again, or give another --out."
         )
-
-
-def _differences(before: Any, now: Any, path: str = "") -> Iterable[tuple[str, Any, Any]]:
-    if isinstance(before, dict) and isinstance(now, dict):
-        for key in sorted(before.keys() | now.keys()):
-            yield from _differences(before.get(key), now.get(key), f"{path}.{key}".lstrip("."))
-    elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
-        for i, (old, new) in enumerate(zip(before, now)):
-            yield from _differences(old, new, f"{path}.{i}")
-    elif before != now:
-        yield path, before, now
 
 
 def _summary(scores: dict[str, Any], folder: RunFolder) -> str:

@@ -17,6 +17,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from limbeck import architectures
+from limbeck.data.mixing import mix
 from limbeck.features import FEATURES, LOGITS, Attention, Rows, Seen
 from limbeck.spec import bind, parse
 
@@ -50,6 +51,8 @@ class Tap:
             return {}
         seen = Seen(mask=batch["attention_mask"].bool())
         with ExitStack() as attached:
+            if "partner" in batch:
+                attached.enter_context(self._mix_embeddings(batch))  # first, so that layer 0 is seen mixed
             attached.enter_context(self._watch_hidden(seen))
             attached.enter_context(self._watch_attention(seen))
             attached.enter_context(self._attending())
@@ -58,6 +61,21 @@ class Tap:
             seen.logits = output.logits
         with full_precision(seen.mask):
             return {(name, layer): self.features[name](seen, layer) for name, layer in self.sites}
+
+    @contextmanager
+    def _mix_embeddings(self, batch: Mapping[str, Tensor]) -> Iterator[None]:
+        """Mix what enters the first block: embeddings with positions and types, normed, after dropout."""
+
+        def mix_input(_: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+            if args:
+                return (mix(args[0], batch), *args[1:]), kwargs
+            return args, {**kwargs, "hidden_states": mix(kwargs["hidden_states"], batch)}
+
+        handle = architectures.blocks(self.model)[0].register_forward_pre_hook(mix_input, with_kwargs=True)
+        try:
+            yield
+        finally:
+            handle.remove()
 
     @contextmanager
     def _watch_hidden(self, seen: Seen) -> Iterator[None]:

@@ -56,7 +56,7 @@ def test_help_of_everything(limbeck):
 @pytest.mark.parametrize("command", ["finetune", "distill"])
 def test_help_names_what_a_run_takes(command, limbeck):
     said = limbeck(command, "--help").out
-    data = "task data train eval test text text-pair label labels max-length"
+    data = "task data train eval test text text-pair label labels max-length few label-noise supplement"
     training = "out seed set epochs lr batch resume micro-batch save-every log-every track quiet"
     for option in f"{data} {training}".split():
         assert f"--{option} " in said
@@ -168,6 +168,23 @@ def test_check_shows_the_values_for_the_task(limbeck, tmp_path):
         shown = json.loads(limbeck("check", "ild-rtc", "--json", *options).out)
         assert shown["stages"][0]["lr"] == 5e-5
         assert shown["task_values"] == book.task_values("ild-rtc", "rte") != {}
+
+
+def test_check_shows_what_a_variant_changes(limbeck):
+    path = "stages.distil.objectives.layers.map"
+    assert f"  {path}: uniform(last=false) → top(last=false)\n" in limbeck("check", "pkd:last", *asked()).out
+    shown = json.loads(limbeck("check", "pkd:last", "--json", *asked()).out)
+    assert shown["variant_values"] == [[path, "uniform(last=false)", "top(last=false)"]]
+    assert "differs from the plain recipe" not in limbeck("check", "pkd", *asked()).out
+
+
+def test_check_takes_the_data_options(limbeck):
+    said = limbeck("check", "kd", *asked(few=10, label_noise=0.5)).out
+    assert "10 of 70 examples taken, by the seed" in said
+    assert "of 70 labels flipped" in said
+    said = limbeck("check", "cr-ild", *asked(supplement=toy.data(40, 8)["train"])).out
+    assert "stage layers: train: 40 examples" in said
+    assert "40 steps of 32 examples" in said  # two batches, twenty times
 
 
 @pytest.fixture(scope="module")

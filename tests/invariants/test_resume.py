@@ -298,7 +298,7 @@ def test_finished_says_so_and_changes_nothing(recipe, uninterrupted, capsys):
 
 OTHERWISE = {
     "seed": ({"seed": 43}, "seed: was 42, now 43"),
-    "recipe": ({"set": ("stages.states.lr=5e-4",)}, "recipe.stages.0.lr: was 0.001, now 0.0005"),
+    "recipe": ({"set": ("stages.states.lr=5e-4",)}, "recipe.stages.states.lr: was 0.001, now 0.0005"),
     "depth": ({"layers": 3}, "layers: was 2, now 3"),
 }
 

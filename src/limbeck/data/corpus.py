@@ -19,6 +19,15 @@ class Split:
     def __len__(self) -> int:
         return len(self.text)
 
+    def at(self, places: np.ndarray) -> "Split":
+        """The examples at these places."""
+        return Split(
+            self.name,
+            [self.text[place] for place in places],
+            [self.text_pair[place] for place in places] if self.text_pair is not None else None,
+            self.labels[places] if self.labels is not None else None,
+        )
+
 
 @dataclass(frozen=True)
 class Corpus:

@@ -8,7 +8,7 @@ import numpy as np
 
 from limbeck.data.columns import Columns, Rows, Table, choose, extract
 from limbeck.data.corpus import Corpus, Split
-from limbeck.data.files import read
+from limbeck.data.files import SUFFIXES, read
 from limbeck.data.glue import read_task, split_files
 from limbeck.data.hub import is_id, read_dataset
 from limbeck.data.labels import class_ids, kind_of, names_of, scores
@@ -16,7 +16,7 @@ from limbeck.data.spec import DataSpec
 from limbeck.data.tasks import Task, find_task
 from limbeck.errors import LimbeckError
 
-__all__ = ["Corpus", "Split", "load"]
+__all__ = ["Corpus", "Split", "load", "load_inputs"]
 
 
 def load(spec: DataSpec, *, train: bool = True, labelled: bool = True) -> Corpus:
@@ -39,6 +39,23 @@ def load(spec: DataSpec, *, train: bool = True, labelled: bool = True) -> Corpus
         splits = {"dev": held, **splits}
         notes.append(f"dev: {len(held)} examples held out of {rows['train'].origin}, since no eval file was given")
     return Corpus(task, trained, splits, (*notes, _told(task)))
+
+
+def load_inputs(name: str, beside: DataSpec) -> tuple[Split, list[str]]:
+    """The train texts of another task or file, without labels, and lines that say what was read.
+
+    A task lies where the run's own data lie.
+    """
+    if Path(name).suffix.lower() in SUFFIXES:
+        spec, task = DataSpec(train=name), None
+    else:
+        spec, task = DataSpec(task=name, data=beside.data), find_task(name)
+        if beside.data is None:
+            raise LimbeckError(
+                f'"{name}" is a task, and there is no --data to look for it in. Give --data FOLDER_OR_ID, or a file.'
+            )
+    rows, notes = _rows({"train": _tables(spec, task, True)["train"]}, spec, task, labelled=False)
+    return Split("train", rows["train"].text, rows["train"].text_pair, None), notes
 
 
 def _tables(spec: DataSpec, task: Task | None, train: bool) -> dict[str, Table]:
@@ -181,17 +198,7 @@ def _hold_out(split: Split) -> tuple[Split, Split]:
             "The train file has too few different texts to hold some out. Give an eval file with --eval FILE."
         )
     held = hashes < distinct[max(1, len(distinct) // 10)]
-    return _subset(split, "train", ~held), _subset(split, "dev", held)
-
-
-def _subset(split: Split, name: str, keep: np.ndarray) -> Split:
-    places = np.flatnonzero(keep)
-    return Split(
-        name,
-        [split.text[place] for place in places],
-        [split.text_pair[place] for place in places] if split.text_pair is not None else None,
-        split.labels[places] if split.labels is not None else None,
-    )
+    return split.at(np.flatnonzero(~held)), replace(split.at(np.flatnonzero(held)), name="dev")
 
 
 def _check_classes(train: Split, task: Task, origin: str) -> None:

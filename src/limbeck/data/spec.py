@@ -7,7 +7,11 @@ from limbeck.data.tasks import find_task
 
 @dataclass(frozen=True)
 class DataSpec:
-    """A GLUE task from a folder or a hub id (`task`, `data`), or files of one's own (`train`, `eval`, `test`)."""
+    """A GLUE task from a folder or a hub id (`task`, `data`), or files of one's own (`train`, `eval`, `test`).
+
+    `few` and `label_noise` make the train set smaller or worse; `supplement` is other data for stages that compare
+    layers alone.
+    """
 
     task: str | None = None
     data: str | None = None
@@ -19,6 +23,9 @@ class DataSpec:
     label: str | None = None
     labels: tuple[str, ...] | None = None
     max_length: int = 128
+    few: int | None = None
+    label_noise: float | None = None
+    supplement: str | None = None
 
     @property
     def task_name(self) -> str | None:

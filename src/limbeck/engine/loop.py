@@ -63,7 +63,7 @@ class Loop:
     accelerator: Accelerator
     folder: RunFolder
     display: Display
-    data: Encoded
+    data: Encoded  # what the stage trains on
     longest: int
     seed: int
     pace: Pace
@@ -73,7 +73,6 @@ class Loop:
 
     def __post_init__(self) -> None:
         self.checkpoints = Checkpoints(self.folder.checkpoints)
-        self.tokens = self.data.on(self.accelerator.device)
 
     def run(self, distiller: Distiller, stage: Stage, state: State, keep: str, resumed: Checkpoint | None) -> None:
         """Train a stage from where `state` stands to its end, leaving the student it keeps."""
@@ -86,7 +85,7 @@ class Loop:
             distiller,
             stage,
             self.accelerator,
-            self.tokens,
+            self.data.on(self.accelerator.device),
             eager=self.pace.eager,
             compiled=self.pace.compile == "on" or (self.pace.compile == "auto" and seen >= PAYS_FROM),
             say=self.display.say,

@@ -13,6 +13,7 @@ from torch import nn
 from limbeck.aligners import ALIGNERS
 from limbeck.errors import LimbeckError, did_you_mean
 from limbeck.objectives.base import Models, Moment, NamedAligner, Objective, Read, per_example, ramp
+from limbeck.objectives.consistency import Consistency
 from limbeck.objectives.context import Context
 from limbeck.objectives.contrast import Contrast
 from limbeck.objectives.earth_mover import EarthMover
@@ -20,6 +21,7 @@ from limbeck.objectives.heads import Heads
 from limbeck.objectives.match import Match
 from limbeck.objectives.predictions import Labels, Logits
 from limbeck.objectives.probe import Probe
+from limbeck.objectives.replacement import Replacement
 from limbeck.spec import bind, options_of, parse
 
 OBJECTIVES: dict[str, type[Objective]] = {
@@ -31,10 +33,13 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "earth_mover": EarthMover,
     "contrast": Contrast,
     "context": Context,
+    "consistency": Consistency,
+    "replacement": Replacement,
 }
 
 __all__ = [
     "OBJECTIVES",
+    "Consistency",
     "Context",
     "Contrast",
     "EarthMover",
@@ -48,7 +53,9 @@ __all__ = [
     "Objective",
     "Probe",
     "Read",
+    "Replacement",
     "build",
+    "check_inputs",
     "check_name",
     "per_example",
     "ramp",
@@ -59,6 +66,12 @@ def check_name(name: str) -> None:
     """A term's name is also the name of a module in a distiller, and not every word can be one."""
     if "." in name or hasattr(nn.ModuleDict(), name):
         raise LimbeckError(f'"{name}" cannot name an objective: it has a dot, or is a word PyTorch keeps for itself.')
+
+
+def check_inputs(objective: Objective, mixed: bool) -> None:
+    """A term that sets mixed inputs apart from plain ones needs a stage that mixes."""
+    if "plain" in objective.sides and not mixed:
+        raise LimbeckError("tells mixed inputs from plain ones, and the stage mixes none: add mixup: beta(1.0) to it.")
 
 
 def build(declared: Mapping[str, Any], aligners: Container[str] = ()) -> Objective:

@@ -1,5 +1,6 @@
 """What every term of a loss is: it says what it reads, and returns one number an example."""
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Annotated, Literal, NamedTuple
 
@@ -14,11 +15,14 @@ from limbeck.errors import LimbeckError
 from limbeck.spec import Call, bind, number, parse
 from limbeck.taps import Features
 
+# `plain` is the student on the inputs as they are, in a stage that mixes them.
+Side = Literal["student", "teacher", "plain"]
+
 
 class Read(NamedTuple):
     """Somebody wants this feature of this layer of this model."""
 
-    model: Literal["student", "teacher"]
+    model: Side
     feature: str
     layer: int
 
@@ -30,6 +34,7 @@ class Moment(NamedTuple):
     stage: int = 0
     epoch: int = 0
     progress: float = 0.0  # share of the stage's steps done
+    step: int = 0
 
 
 class Models(NamedTuple):
@@ -47,7 +52,12 @@ def ramp(progress: float, *, weight: float, over: Annotated[float, Field(gt=0)] 
     return weight * min(progress / over, 1.0)
 
 
-WEIGHTS = {"ramp": ramp}
+def stairs(progress: float, *, weight: float, steps: Annotated[int, Field(gt=0)]) -> float:
+    """From 0 towards `weight` in that many equal steps, the last one short of it (CR-ILD's code, a step an epoch)."""
+    return weight * math.floor(progress * steps + 1e-9) / steps
+
+
+WEIGHTS = {"ramp": ramp, "stairs": stairs}
 
 
 class Objective(nn.Module):
@@ -55,6 +65,7 @@ class Objective(nn.Module):
 
     scale: Tensor
     uncapturable: str | None = None  # why a step with this term cannot be captured as a CUDA graph, if it cannot
+    sides: tuple[Side, Side] = ("student", "teacher")  # whose features its forward gets
 
     def __init__(self, weight: float | str) -> None:
         super().__init__()
@@ -87,7 +98,7 @@ class Objective(nn.Module):
         raise NotImplementedError
 
     def forward(self, student: Features, teacher: Features, batch: Mapping[str, Tensor]) -> Tensor:
-        """One number an example."""
+        """One number an example, from the features of both sides."""
         raise NotImplementedError
 
     def finish(self) -> None:

@@ -185,10 +185,8 @@ class Match(Objective):
         return [(s, self.layers.teacher[i]) for s, i in zip(self.layers.student, self.draw.tolist())]
 
     def reads(self) -> set[Read]:
-        name = str(self.call)
-        return {Read("student", name, s) for s in self.layers.student} | {
-            Read("teacher", name, t) for t in self.layers.teacher
-        }
+        name, (ours, theirs) = str(self.call), self.sides
+        return {Read(ours, name, s) for s in self.layers.student} | {Read(theirs, name, t) for t in self.layers.teacher}
 
     def aligned(self, student: Features, teacher: Features) -> tuple[list[Tensor], list[Tensor], Tensor]:
         """Both sides' layers, comparable, and the mask of their rows."""

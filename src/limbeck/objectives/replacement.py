@@ -1,0 +1,106 @@
+"""Replacement: the task's loss of a model made of the student's layers here and the teacher's blocks there."""
+
+import random
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from limbeck import architectures
+from limbeck.errors import LimbeckError
+from limbeck.features import LOGITS
+from limbeck.objectives.base import Models, Moment, NamedAligner, Read
+from limbeck.objectives.predictions import Labels
+from limbeck.spec import Call, bind, parse
+from limbeck.taps import Features, Tap
+
+Rate = Annotated[float, Field(ge=0, le=1)]
+
+
+def linear(step: int, *, start: Rate = 0.1, slope: Annotated[float, Field(ge=0)] = 0.0006) -> float:
+    """From `start`, by `slope` a step, to 1."""
+    return min(1.0, start + slope * step)
+
+
+def hold(step: int, *, rate: Rate = 0.7, steps: Annotated[int, Field(ge=0)] = 2500) -> float:
+    """`rate` for that many steps, then 1."""
+    return rate if step < steps else 1.0
+
+
+RATES = {"linear": linear, "hold": hold}
+
+
+class Replacement(Labels):
+    """The task's own loss where, for each layer of the student, chance puts in the layer itself or the teacher's blocks
+    it stands for (BERT-of-Theseus). `rate` is the probability of the layer; it depends on the step.
+
+    Gradients pass through the teacher's blocks, which do not change. Student and teacher need one width.
+    """
+
+    replaced: Tensor
+
+    def __init__(
+        self, replacement: str | Call = "cross_entropy", *, rate: str | Call = "linear", weight: float | str = 1.0
+    ) -> None:
+        super().__init__(replacement, weight=weight)
+        self.rate = bind(parse(rate), RATES, "rate")
+
+    def bind(self, models: Models, named: Mapping[str, NamedAligner]) -> None:
+        super().bind(models, named)
+        if models.live is None:
+            raise LimbeckError("replacement needs a teacher, and there is none. Give --teacher.")
+        student, teacher = models.live
+        if models.student.width != teacher.config.hidden_size or student.config.model_type != teacher.config.model_type:
+            raise LimbeckError(
+                "replacement puts blocks of the teacher among the student's, and needs one family and one width: the "
+                f"student is {student.config.model_type}, width {models.student.width}, the teacher "
+                f"{teacher.config.model_type}, width {teacher.config.hidden_size}."
+            )
+        ours, theirs = architectures.blocks(student), architectures.blocks(teacher.eval().requires_grad_(False))
+        count, depth = len(ours), len(theirs)
+        self.register_buffer("replaced", torch.zeros(count, dtype=torch.bool), persistent=False)
+        either = [
+            Either(layer, theirs[i * depth // count : (i + 1) * depth // count], lambda i=i: self.replaced[i])
+            for i, layer in enumerate(ours)
+        ]
+        # In a list, so that nn.Module does not register them: the teacher is nobody's parameter.
+        self._hybrid = [Tap(architectures.rebuilt(student, either), [("logits", LOGITS)])]
+        self._teacher = [theirs]
+
+    def at(self, moment: Moment) -> None:
+        super().at(moment)
+        chance, rate = random.Random(f"{moment.seed}/{moment.stage}/{moment.step}"), self.rate(moment.step)
+        drawn = torch.tensor([chance.random() < rate for _ in range(len(self.replaced))])
+        self.replaced.copy_(drawn, non_blocking=True)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "Replacement":
+        """Move the teacher's blocks too when the module is moved, though they are not registered."""
+        for blocks in self._teacher:
+            blocks._apply(fn)
+        return super()._apply(fn, recurse)
+
+    def reads(self) -> set[Read]:
+        return set()
+
+    def forward(self, student: Features, teacher: Features, batch: Mapping[str, Tensor]) -> Tensor:
+        return super().forward(self._hybrid[0](**batch), teacher, batch)
+
+
+class Either(nn.Module):
+    """A layer of the student, or the blocks it stands for. Both run, so that a captured step serves every draw."""
+
+    def __init__(self, successor: nn.Module, originals: Iterable[nn.Module], replaced: Callable[[], Tensor]) -> None:
+        super().__init__()
+        self.successor, self.originals, self.replaced = successor, nn.ModuleList(originals), replaced
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        output = self.successor(hidden_states, *args, **kwargs)
+        ours = output if isinstance(output, Tensor) else output[0]
+        theirs = hidden_states.to(next(self.originals.parameters()).dtype)  # the student may run in half precision
+        for block in self.originals:
+            found = block(theirs, *args, **kwargs)
+            theirs = found if isinstance(found, Tensor) else found[0]
+        chosen = torch.where(self.replaced(), ours, theirs.to(ours.dtype))
+        return chosen if isinstance(output, Tensor) else (chosen, *output[1:])
