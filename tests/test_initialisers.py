@@ -95,6 +95,17 @@ def test_a_copy_at_full_depth_with_the_classifier_is_the_teacher(teachers, famil
     assert not torch.allclose(other(**columns).logits, teacher(**columns).logits, atol=1e-3)
 
 
+@torch.no_grad()
+def test_debertas_convolution_and_positions_come_along():
+    form = {"conv_kernel_size": 3, "position_biased_input": True}
+    teacher = tiny_model("deberta-v2", 4, seed=1, **form)
+    student = started(["layers(uniform)"], teacher, depth=2).student
+    names = [n for n in student.state_dict() if ".encoder." in n and ".layer." not in n]
+    assert {n.split(".")[2] for n in names} == {"rel_embeddings", "LayerNorm", "conv"}
+    for name in [*names, "deberta.embeddings.position_embeddings.weight"]:
+        assert torch.equal(student.state_dict()[name], teacher.state_dict()[name])
+
+
 @families
 @pytest.mark.parametrize("frozen", [False, True])
 def test_the_classifier_is_reused(teachers, family, frozen):
@@ -116,6 +127,8 @@ def from_states(model, states):
     kind = model.config.model_type
     if kind == "bert":
         return model.classifier(model.bert.pooler(states))
+    if kind == "deberta-v2":
+        return model.classifier(model.pooler(states))
     if kind == "distilbert":
         return model.classifier(model.pre_classifier(states[:, 0]).relu())
     return model.classifier(states)
@@ -233,7 +246,8 @@ def test_heads_and_their_last_maps(teachers, family):
     inside = {id(p) for m in architectures.head(model).values() for p in m.parameters()}
     assert id(architectures.output_map(model).weight) in inside
     blocks = f"{model.base_model_prefix}.{architectures.family(model).blocks}."
-    below = (f"{model.base_model_prefix}.embeddings", blocks, "mpnet.encoder.relative_attention_bias")
+    positions = ("mpnet.encoder.relative_attention_bias", "deberta.encoder.rel_embeddings", "deberta.encoder.LayerNorm")
+    below = (f"{model.base_model_prefix}.embeddings", blocks, *positions)
     for name, _ in model.named_parameters():  # all that is neither embedding nor block, the pooler of BERT too
         assert name.startswith(head_names) != name.startswith(below), name
 

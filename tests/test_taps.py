@@ -81,6 +81,63 @@ def test_mpnets_scores_hold_its_relative_positions(models):
     assert expected.abs().max() > 0.1
 
 
+DEBERTA_FORMS = [
+    {},
+    {"pos_att_type": ["c2p"]},
+    {"pos_att_type": ["p2c"], "position_buckets": -1},
+    {"pos_att_type": ["p2c", "c2p"], "share_att_key": False},
+    {"pos_att_type": "c2p|p2c", "share_att_key": False, "norm_rel_ebd": "none", "max_relative_positions": 6},
+    {"pos_att_type": [], "share_att_key": False},
+    {"relative_attention": False, "position_biased_input": True},
+    {"position_biased_input": True, "conv_kernel_size": 3, "conv_act": "gelu"},
+    {"position_biased_input": True, "type_vocab_size": 2, "embedding_size": 16},
+]
+
+
+@pytest.mark.parametrize("form", DEBERTA_FORMS, ids=str)
+def test_debertas_forms(form, monkeypatch):
+    """States and scores are what the model works on, positions and convolution included, however far it runs."""
+    model = tiny_model("deberta-v2", LAYERS, **form)
+    batch = tiny_batch(model)
+    columns = {name: batch[name] for name in inputs(model)}
+    before_softmax = []
+    real = torch.nn.functional.softmax
+
+    def watched(scores, dim):
+        before_softmax.append(scores)
+        return real(scores, dim)
+
+    with monkeypatch.context() as patch, torch.no_grad():
+        patch.setattr(torch.nn.functional, "softmax", watched)
+        own = model(**columns, output_hidden_states=True, output_attentions=True)
+    assert len(before_softmax) == LAYERS
+    for deepest in (1, 2, LAYERS):
+        every_layer = range(1, deepest + 1)
+        features = ("hidden", "scores", "attention")
+        found = Tap(model, [(name, k) for k in every_layer for name in features])(**batch)
+        for k in every_layer:
+            rows_agree(found["hidden", k], own.hidden_states[k])
+            rows_agree(found["attention", k], own.attentions[k - 1])
+            rows_agree(found["scores", k], before_softmax[k - 1].unsqueeze(-1))
+    found["scores", 1].values.sum().backward()
+    projected = [p for n, p in model.named_parameters() if "pos_key_proj" in n or "rel_embeddings" in n]
+    if form.get("pos_att_type", True) and form.get("relative_attention", True):
+        assert projected
+        assert any(p.grad is not None and p.grad.abs().max() > 0 for p in projected)
+
+
+@torch.no_grad()
+def test_in_other_heads_positions_do_not_count(models):
+    """Relations can be cut anew; a position bias belongs to the heads it was learnt for."""
+    model, batch = models["deberta-v2"], tiny_batch(models["deberta-v2"], sizes=(6,))
+    sites = [("scores(heads=2)", 1), ("value_relation(heads=2)", 1), ("embeddings", 0)]
+    found = Tap(model, sites)(**batch)
+    state = found["embeddings", 0].values
+    q, k, v = (linear(state).unflatten(-1, (2, 16)).transpose(1, 2) for linear in projections(model, 1))
+    rows_agree(found["scores(heads=2)", 1], (q @ k.transpose(-1, -2) / 4).unsqueeze(-1))
+    rows_agree(found["value_relation(heads=2)", 1], (v @ v.transpose(-1, -2) / 4).softmax(-1))
+
+
 @families
 @torch.no_grad()
 def test_relations_come_from_the_layers_own_projections(models, family):
@@ -95,9 +152,12 @@ def test_relations_come_from_the_layers_own_projections(models, family):
         rows_agree(found[f"{part}_relation", layer], expected)
 
 
+DEBERTAS = ("query_proj", "key_proj", "value_proj")
+
+
 def projections(model, layer):
     attention = architectures.self_attention(model, layer)
-    for names in [("query", "key", "value"), ("q_lin", "k_lin", "v_lin"), ("q", "k", "v")]:
+    for names in [("query", "key", "value"), ("q_lin", "k_lin", "v_lin"), ("q", "k", "v"), DEBERTAS]:
         if hasattr(attention, names[0]):
             return [getattr(attention, name) for name in names]
     raise AssertionError("unknown projections")
@@ -187,7 +247,7 @@ def traces(model):
         "blocks": [id(block) for block in blocks(model)],
         "modules": [(name, id(module), module.training) for name, module in model.named_modules()],
         "parameters": [(name, id(p), p.requires_grad) for name, p in model.named_parameters()],
-        "forward": "forward" in vars(model),
+        "attributes": [(name, sorted(vars(module))) for name, module in model.named_modules()],
     }
 
 

@@ -25,8 +25,11 @@ class Family:
     attention: str  # the self-attention, from a block
     head: tuple[str, ...]  # what stands between the last block and the predictions, from the whole model
     output: str  # the last linear map, one row a label, from the whole model
-    # The projections, from the self-attention, of families that do not use transformers' attention interface.
+    # Of families that do not use transformers' attention interface, from the self-attention: its projections, and what
+    # gives its position bias, an argument of its forward or a method.
     projections: tuple[str, str, str] | None = None
+    bias: str = ""
+    convolution: str = ""  # what some models put between the first block and the second, from the base model
 
 
 BERT = Family("encoder.layer", "attention.self", ("bert.pooler", "classifier"), "classifier")
@@ -38,7 +41,21 @@ FAMILIES = {
     "electra": TWO_LAYER_HEAD,
     "distilbert": Family("transformer.layer", "attention", ("pre_classifier", "classifier"), "classifier"),
     "mpnet": Family(
-        "encoder.layer", "attention.attn", ("classifier",), "classifier.out_proj", projections=("q", "k", "v")
+        "encoder.layer",
+        "attention.attn",
+        ("classifier",),
+        "classifier.out_proj",
+        projections=("q", "k", "v"),
+        bias="position_bias",
+    ),
+    "deberta-v2": Family(
+        "encoder.layer",
+        "attention.self",
+        ("pooler", "classifier"),
+        "classifier",
+        projections=("query_proj", "key_proj", "value_proj"),
+        bias="disentangled_attention_bias",
+        convolution="encoder.conv",
     ),
 }
 
@@ -71,9 +88,25 @@ def blocks(model: PreTrainedModel) -> nn.ModuleList:
     return found
 
 
+def giver(model: PreTrainedModel, layer: int) -> nn.Module:
+    """The module whose output is the state of layer k, counted from 1: its block, or the convolution behind it."""
+    if layer == 1 and (path := family(model).convolution):
+        container, _, name = path.rpartition(".")
+        if (convolution := getattr(model.base_model.get_submodule(container), name)) is not None:
+            return convolution
+    return blocks(model)[layer - 1]
+
+
 def self_attention(model: PreTrainedModel, layer: int) -> nn.Module:
     """The self-attention of layer k, counted from 1."""
     return blocks(model)[layer - 1].get_submodule(family(model).attention)
+
+
+def scaling(attention: nn.Module, size: int) -> float:
+    """What a self-attention outside transformers' interface multiplies its products by, for heads of this size."""
+    # DeBERTa adds up to three products: contents with contents, contents with positions, positions with contents.
+    products = 1 + len({"c2p", "p2c"} & set(getattr(attention, "pos_att_type", ())))
+    return (size * products) ** -0.5
 
 
 def head(model: PreTrainedModel) -> dict[str, nn.Module]:

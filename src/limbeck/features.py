@@ -120,7 +120,10 @@ def logits(seen: Seen, layer: int) -> Rows:
 
 @seen_at("attention")
 def scores(seen: Seen, layer: int, *, heads: Heads = None) -> Rows:
-    """Attention before the softmax; each valid (head, query, key) is a row of one number."""
+    """Attention before the softmax; each valid (head, query, key) is a row of one number.
+
+    In another number of heads than the model's own, positions do not count: their bias belongs to the model's heads.
+    """
     values = _scores(seen.attention[layer], heads)
     valid = seen.mask[:, None, :, None] & seen.mask[:, None, None, :]
     return Rows(values.masked_fill(~valid, 0.0).unsqueeze(-1), valid.expand_as(values))
@@ -128,7 +131,7 @@ def scores(seen: Seen, layer: int, *, heads: Heads = None) -> Rows:
 
 @seen_at("attention", distribution=True)
 def attention(seen: Seen, layer: int, *, heads: Heads = None) -> Rows:
-    """Attention maps: for each head and query, a distribution over the keys."""
+    """Attention maps: for each head and query, a distribution over the keys. Other `heads` as for scores."""
     return _distributions(_scores(seen.attention[layer], heads), seen.mask)
 
 

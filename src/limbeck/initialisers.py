@@ -128,6 +128,8 @@ def _config(source: PreTrainedModel, depth: int | None, width: int | None, label
         setattr(config, inner, getattr(config, inner) * width // config.hidden_size)
         config.num_attention_heads = width // size
         config.hidden_size = width
+        if hasattr(config, "pooler_hidden_size"):  # DeBERTa's
+            config.pooler_hidden_size = width
     return config
 
 
