@@ -191,7 +191,6 @@ def test_seeds(teachers, family):
         (["layers(groups)"], {"depth": 3}, "nor come in groups"),
         (["layers(last)"], {"depth": 3}, "names 1 layers for a student of 3"),
         (["layers(first)"], {"depth": 3, "width": 16}, "width 16 cannot take layers of width 32.*init=.random"),
-        (["random", "classifier"], {"depth": 3, "width": 16}, "does not fit the student"),
         (["random"], {"depth": 3, "width": 20}, "--width 20 must be a multiple.*8"),
         (["layrs"], {}, 'no start "layrs".*Did you mean "layers"'),
         (["layers(wich=first)"], {}, 'Did you mean "which"'),
@@ -202,14 +201,45 @@ def test_starts_that_cannot_be(teachers, calls, options, said):
         started(calls, teachers["bert"], **options)
 
 
-def test_a_classifier_needs_a_teacher_of_the_same_family_and_labels(teachers):
-    source = tiny_model("roberta", 2)
+def test_a_classifier_needs_a_teacher_with_the_same_labels(teachers):
     with pytest.raises(LimbeckError, match="there is no teacher"):
-        start_student(["classifier"], None, source, labels=LABELS, seed=0)
-    with pytest.raises(LimbeckError, match=r"bert.*does not fit.*roberta"):
-        started(["layers", "classifier"], teachers["bert"], source)
-    with pytest.raises(LimbeckError, match="does not fit"):
+        start_student(["classifier"], None, tiny_model("roberta", 2), labels=LABELS, seed=0)
+    with pytest.raises(LimbeckError, match=r"predicts 3 labels.*to predict 2.*does not fit"):
         started(["layers", "classifier"], teachers["bert"], labels={"num_labels": 2}, depth=2)
+
+
+SAME_FUNCTION = [{"bert", "roberta", "xlm-roberta", "mpnet"}, {"electra", "deberta-v2"}, {"distilbert"}]
+
+
+@pytest.mark.parametrize("theirs", every_family)
+@pytest.mark.parametrize("ours", every_family)
+@torch.no_grad()
+def test_a_classifier_of_another_family_is_reused_where_it_is_the_same_function(teachers, ours, theirs):
+    teacher, source = teachers[theirs], tiny_model(ours, 2, seed=9)
+    if any({ours, theirs} <= kinds for kinds in SAME_FUNCTION):
+        student = started(["checkpoint", "classifier"], teacher, source).student.eval()
+        state = torch.randn(2, 4, 32, generator=torch.Generator().manual_seed(0))
+        torch.testing.assert_close(from_states(student, state), from_states(teacher, state))
+    else:
+        with pytest.raises(LimbeckError, match=rf"\({theirs}\) cannot be reused.*of type {ours}.*leave classifier out"):
+            started(["checkpoint", "classifier"], teacher, source)
+
+
+def test_debertas_activation_is_its_configurations():
+    """One family, and yet another function."""
+    teacher, source = tiny_model("deberta-v2", 2), tiny_model("deberta-v2", 2, pooler_hidden_act="tanh")
+    with pytest.raises(LimbeckError, match=r"there is a gelu.*and a tanh"):
+        started(["layers", "classifier"], teacher, source)
+    assert architectures.activation(started(["layers", "classifier"], tiny_model("bert"), source).student) == "tanh"
+
+
+@pytest.mark.parametrize("calls", [["checkpoint", "classifier"], ["classifier", "checkpoint"]])
+@pytest.mark.parametrize("width", [32, 16])
+def test_the_order_of_starts_means_nothing(teachers, calls, width):
+    source = tiny_model("bert", 2, width=width, seed=9)
+    student = started(calls, teachers["bert"], source).student
+    assert which_blocks(student, source) == [[1], [2]]
+    assert torch.equal(architectures.dense_map(student).weight, architectures.dense_map(teachers["bert"]).weight)
 
 
 def test_a_checkpoint_is_not_deepened():
@@ -221,7 +251,7 @@ def test_a_checkpoint_is_not_deepened():
 def test_a_narrower_student_has_the_same_head_size(family):
     teacher = tiny_model(family, 4, width=32, heads=4)
     student = started(["random"], teacher, depth=2, width=16).student
-    assert architectures.shape(student) == (2, 16, 2, 3)
+    assert architectures.shape(student) == (2, 16, 2, 3, 16)
     batch = tiny_batch(student)
     assert student(**columns_for(student, batch)).logits.shape == (3, 3)
     inner = architectures.blocks(student)[0]

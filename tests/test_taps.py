@@ -380,7 +380,7 @@ def test_a_shortened_model_shares_every_weight(models, family):
 
 @families
 def test_shapes_are_read_off_the_model(family):
-    assert shape(tiny_model(family, layers=3, width=24, heads=2, labels=5)) == (3, 24, 2, 5)
+    assert shape(tiny_model(family, layers=3, width=24, heads=2, labels=5)) == (3, 24, 2, 5, 24)
 
 
 def test_an_unknown_family_says_what_to_add():

@@ -100,5 +100,5 @@ def columns_for(model: PreTrainedModel, batch: dict[str, Tensor]) -> dict[str, T
     taken = {
         "bert": ("input_ids", "attention_mask", "token_type_ids"),
         "electra": ("input_ids", "attention_mask", "token_type_ids"),
-    }.get(model.config.model_type, ("input_ids", "attention_mask"))
+    }.get(model.config.model_type.removeprefix("limbeck-"), ("input_ids", "attention_mask"))
     return {name: batch[name] for name in taken}

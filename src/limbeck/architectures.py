@@ -6,25 +6,29 @@ A new family is one entry in FAMILIES. Everything else about a model (depth, wid
 import copy
 import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
 from transformers.configuration_utils import PretrainedConfig
 
+from limbeck import wide_head
 from limbeck.errors import LimbeckError
 
 
 @dataclass(frozen=True)
 class Family:
-    """Paths inside a family's models."""
+    """Paths inside a family's models, and what its classifier computes."""
 
     blocks: str  # the list of blocks, from the base model
     attention: str  # the self-attention, from a block
+    # The classifier of every family is output(activation(dense(h))), of the first token's last state h.
     head: tuple[str, ...]  # what stands between the last block and the predictions, from the whole model
-    output: str  # the last linear map, one row a label, from the whole model
+    dense: str  # from the whole model, as the next
+    output: str  # one row a label
+    activation: str  # empty: the configuration says
     # Of families that do not use transformers' attention interface, from the self-attention: its projections, and what
     # gives its position bias, an argument of its forward or a method.
     projections: tuple[str, str, str] | None = None
@@ -32,32 +36,43 @@ class Family:
     convolution: str = ""  # what some models put between the first block and the second, from the base model
 
 
-BERT = Family("encoder.layer", "attention.self", ("bert.pooler", "classifier"), "classifier")
-TWO_LAYER_HEAD = Family("encoder.layer", "attention.self", ("classifier",), "classifier.out_proj")
+BERT = Family(
+    blocks="encoder.layer",
+    attention="attention.self",
+    head=("bert.pooler", "classifier"),
+    dense="bert.pooler.dense",
+    output="classifier",
+    activation="tanh",
+)
+ROBERTA = replace(BERT, head=("classifier",), dense="classifier.dense", output="classifier.out_proj")
 FAMILIES = {
     "bert": BERT,
-    "roberta": TWO_LAYER_HEAD,
-    "xlm-roberta": TWO_LAYER_HEAD,
-    "electra": TWO_LAYER_HEAD,
-    "distilbert": Family("transformer.layer", "attention", ("pre_classifier", "classifier"), "classifier"),
-    "mpnet": Family(
-        "encoder.layer",
-        "attention.attn",
-        ("classifier",),
-        "classifier.out_proj",
-        projections=("q", "k", "v"),
-        bias="position_bias",
+    "roberta": ROBERTA,
+    "xlm-roberta": ROBERTA,
+    "electra": replace(ROBERTA, activation="gelu"),
+    "distilbert": Family(
+        blocks="transformer.layer",
+        attention="attention",
+        head=("pre_classifier", "classifier"),
+        dense="pre_classifier",
+        output="classifier",
+        activation="relu",
     ),
-    "deberta-v2": Family(
-        "encoder.layer",
-        "attention.self",
-        ("pooler", "classifier"),
-        "classifier",
+    "mpnet": replace(ROBERTA, attention="attention.attn", projections=("q", "k", "v"), bias="position_bias"),
+    "deberta-v2": replace(
+        BERT,
+        head=("pooler", "classifier"),
+        dense="pooler.dense",
+        activation="",
         projections=("query_proj", "key_proj", "value_proj"),
         bias="disentangled_attention_bias",
         convolution="encoder.conv",
     ),
 }
+WIDE = "limbeck-"  # before the model type of a family's classifiers whose head is wider than their states
+for config_class, model_class in wide_head.CLASSES.items():
+    AutoConfig.register(config_class.model_type, config_class)
+    AutoModelForSequenceClassification.register(config_class, model_class)
 
 
 class Shape(NamedTuple):
@@ -67,17 +82,23 @@ class Shape(NamedTuple):
     width: int
     heads: int
     labels: int
+    reads: int = 0  # the width of what the classifier reads
+
+
+def kind(config: PretrainedConfig) -> str:
+    """The model type of the family."""
+    return config.model_type.removeprefix(WIDE)
 
 
 def family(model: PreTrainedModel) -> Family:
     """The family's paths, or an error that says what to add."""
-    kind = model.config.model_type
-    if kind not in FAMILIES:
+    if kind(model.config) not in FAMILIES:
         raise LimbeckError(
-            f'model type "{kind}" is not one limbeck knows how to tap. Known: {", ".join(sorted(FAMILIES))}. '
+            f'model type "{model.config.model_type}" is not one limbeck knows how to tap. '
+            f"Known: {', '.join(sorted(FAMILIES))}. "
             "A new family is one entry in limbeck/architectures.py: the paths of its blocks, self-attention and head."
         )
-    return FAMILIES[kind]
+    return FAMILIES[kind(model.config)]
 
 
 def blocks(model: PreTrainedModel) -> nn.ModuleList:
@@ -114,18 +135,44 @@ def head(model: PreTrainedModel) -> dict[str, nn.Module]:
     return {name: model.get_submodule(name) for name in family(model).head}
 
 
+def activation(model: PreTrainedModel) -> str:
+    """What the classifier does between its two linear maps."""
+    return family(model).activation or model.config.pooler_hidden_act
+
+
 def output_map(model: PreTrainedModel) -> nn.Linear:
     """The linear map whose rows are the labels."""
-    found = model.get_submodule(family(model).output)
-    if not isinstance(found, nn.Linear):
-        raise LimbeckError(f"{family(model).output} of {type(model).__name__} is no linear map.")
-    return found
+    return _linear(model.get_submodule(family(model).output))
+
+
+def dense_map(model: PreTrainedModel) -> nn.Linear:
+    """The classifier's first linear map."""
+    found = model.get_submodule(family(model).dense)
+    return _linear(found[1] if isinstance(found, nn.Sequential) else found)
+
+
+def projector(model: PreTrainedModel) -> nn.Linear | None:
+    """The linear map that a student in training may have before a reused classifier."""
+    found = model.get_submodule(family(model).dense)
+    return _linear(found[0]) if isinstance(found, nn.Sequential) else None
+
+
+def _linear(module: nn.Module) -> nn.Linear:
+    if not isinstance(module, nn.Linear):
+        raise LimbeckError(f"a classifier is made of linear maps, and this model's has a {type(module).__name__}.")
+    return module
 
 
 def shape(model: PreTrainedModel) -> Shape:
-    """The model's depth, width, heads and labels."""
+    """The model's depth, width, heads and labels, and what its classifier reads."""
     config = model.config
-    return Shape(len(blocks(model)), config.hidden_size, config.num_attention_heads, config.num_labels or 0)
+    return Shape(
+        len(blocks(model)),
+        config.hidden_size,
+        config.num_attention_heads,
+        config.num_labels or 0,
+        dense_map(model).in_features,
+    )
 
 
 def inputs(model: PreTrainedModel) -> tuple[str, ...]:
@@ -141,7 +188,7 @@ def inputs(model: PreTrainedModel) -> tuple[str, ...]:
 def positions(config: PretrainedConfig) -> int:
     """How many tokens a model has positions for."""
     # These families number positions from behind the padding token.
-    offset = 2 if config.model_type in ("roberta", "xlm-roberta", "mpnet") else 0
+    offset = 2 if kind(config) in ("roberta", "xlm-roberta", "mpnet") else 0
     return config.max_position_embeddings - offset
 
 

@@ -18,7 +18,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from limbeck import architectures
-from limbeck.features import FEATURES, LOGITS, Attention, Rows, Seen
+from limbeck.features import FEATURES, Attention, Rows, Seen
 from limbeck.spec import bind, parse
 
 Site = tuple[str, int]  # a feature, as a call string, and a layer
@@ -39,7 +39,9 @@ class Tap:
         self.hidden = {layer for name, layer in self.sites if self._site(name) == "hidden"}
         self.attention = {layer for name, layer in self.sites if self._site(name) == "attention"}
         depth = architectures.shape(model).layers
-        self.whole = any(layer == LOGITS for _, layer in self.sites)
+        if any(self._site(name) == "classifier" for name, _ in self.sites):
+            self.hidden.add(depth)
+        self.whole = any(self._site(name) == "logits" for name, _ in self.sites)
         self.depth = depth if self.whole else max(self.hidden | self.attention | {1})  # layer 0 is what block 1 takes
         self.runs = model if self.whole else architectures.shortened(model, self.depth)
 
@@ -49,7 +51,7 @@ class Tap:
     def __call__(self, **batch: Tensor) -> Features:
         if not self.sites:
             return {}
-        seen = Seen(mask=batch["attention_mask"].bool())
+        seen = Seen(mask=batch["attention_mask"].bool(), projector=architectures.projector(self.model))
         with ExitStack() as attached:
             attached.enter_context(self._watch_hidden(seen))
             attached.enter_context(self._watch_attention(seen))
