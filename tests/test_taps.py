@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from transformers.models.deberta_v2 import modeling_deberta_v2
 
 from limbeck import architectures, taps
 from limbeck.architectures import FAMILIES, blocks, inputs, shape, shortened
@@ -124,6 +125,27 @@ def test_debertas_forms(form, monkeypatch):
     if form.get("pos_att_type", True) and form.get("relative_attention", True):
         assert projected
         assert any(p.grad is not None and p.grad.abs().max() > 0 for p in projected)
+
+
+@pytest.mark.parametrize("sites", [[("cls", 2)], [("logits", LOGITS)]])
+@torch.no_grad()
+def test_debertas_relative_positions_are_made_once_a_length(models, sites, monkeypatch):
+    """They are copied from the host, which a captured step cannot do: all a step's first turn made is there."""
+    made, real = [], modeling_deberta_v2.build_relative_position
+
+    def watched(states, *more, **options):
+        made.append(states.shape[1])
+        return real(states, *more, **options)
+
+    monkeypatch.setattr(modeling_deberta_v2, "build_relative_position", watched)
+    model = models["deberta-v2"]
+    tap = Tap(model, sites)
+    for sizes in [(9, 5), (7,), (9,), (4, 7), (7, 7, 7)]:
+        batch = tiny_batch(model, sizes=sizes)
+        rows = tap(**batch)[sites[0]]
+        torch.testing.assert_close(rows.values, Tap(model, sites)(**batch)[sites[0]].values)
+        made.pop()  # by the second tap
+    assert made == [9, 7]
 
 
 @torch.no_grad()

@@ -34,6 +34,7 @@ class Family:
     projections: tuple[str, str, str] | None = None
     bias: str = ""
     convolution: str = ""  # what some models put between the first block and the second, from the base model
+    relative: str = ""  # the method that makes relative positions with copies from the host, from the base model
 
 
 BERT = Family(
@@ -67,6 +68,7 @@ FAMILIES = {
         projections=("query_proj", "key_proj", "value_proj"),
         bias="disentangled_attention_bias",
         convolution="encoder.conv",
+        relative="encoder.get_rel_pos",
     ),
 }
 WIDE = "limbeck-"  # before the model type of a family's classifiers whose head is wider than their states
@@ -208,6 +210,9 @@ def shortened(model: PreTrainedModel, depth: int, *, skip: int = 0) -> nn.Module
     inner_view._modules[last] = nn.ModuleList(blocks(model)[skip:depth])
     if "pooler" in view._modules:
         view._modules["pooler"] = None
+    convolution = family(model).convolution.rpartition(".")[2]
+    if skip and convolution in inner_view._modules:
+        inner_view._modules[convolution] = None  # it belongs to the first block
     return view
 
 

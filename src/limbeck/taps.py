@@ -44,6 +44,7 @@ class Tap:
         self.whole = any(self._site(name) == "logits" for name, _ in self.sites)
         self.depth = depth if self.whole else max(self.hidden | self.attention | {1})  # layer 0 is what block 1 takes
         self.runs = model if self.whole else architectures.shortened(model, self.depth)
+        self.relative: dict[tuple[int, torch.device], Tensor] = {}
 
     def _site(self, name: str) -> str:
         return self.features[name].func.site
@@ -56,6 +57,7 @@ class Tap:
             attached.enter_context(self._watch_hidden(seen))
             attached.enter_context(self._watch_attention(seen))
             attached.enter_context(self._attending())
+            attached.enter_context(self._placing())
             output = self.runs(**{name: batch[name] for name in self.columns if name in batch})
         if self.whole:
             seen.logits = output.logits
@@ -115,6 +117,28 @@ class Tap:
             yield
         finally:
             config._attn_implementation = native
+
+    @contextmanager
+    def _placing(self) -> Iterator[None]:
+        """Make a length's relative positions once: a step that is captured cannot copy from the host, and needs not."""
+        if not (path := architectures.family(self.model).relative):
+            yield
+            return
+        place, _, name = path.rpartition(".")
+        owner = self.runs.base_model.get_submodule(place)  # type: ignore[union-attr]
+        make = getattr(owner, name)
+
+        def once(states: Tensor, *more: Any) -> Tensor:
+            key = (states.shape[1], states.device)
+            if key not in self.relative:
+                self.relative[key] = make(states, *more)
+            return self.relative[key]
+
+        setattr(owner, name, once)
+        try:
+            yield
+        finally:
+            delattr(owner, name)
 
 
 def full_precision(like: Tensor) -> torch.autocast:
