@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from limbeck.data.spec import DataSpec
-from limbeck.objectives import Contrast, EarthMover
+from limbeck.objectives import Contrast
 from limbeck.prepare import prepare, request
 from tests import toy
 from tests.recipes.test_every_recipe import RECIPES
