@@ -54,6 +54,10 @@ def ref_mean(seen, layer, heads):
     }
 
 
+def ref_classifier_input(seen, layer, heads):
+    return ref_cls(seen, LAYER, heads)  # the deepest there is
+
+
 def ref_logits(seen, layer, heads):
     return {(b,): seen.logits[b].tolist() for b in range(len(SIZES))}
 
@@ -137,6 +141,7 @@ REFERENCES = {
     "cls": ref_cls,
     "mean": ref_mean,
     "embeddings": ref_hidden,
+    "classifier_input": ref_classifier_input,
     "logits": ref_logits,
     "scores": ref_scores,
     "attention": ref_attention,
@@ -286,12 +291,33 @@ def test_logits_cannot_be_read_from_a_forward_that_stopped():
         FEATURES["logits"](replace(seen_of(), logits=None), LOGITS)
 
 
+def test_the_classifier_reads_what_the_projector_makes():
+    projector = torch.nn.Linear(WIDTH, 5, dtype=torch.float64)
+    seen = replace(seen_of(), projector=projector)
+    states = ref_cls(seen, LAYER, None)
+    weight, bias = projector.weight.tolist(), projector.bias.tolist()
+    agree(
+        FEATURES["classifier_input"](seen, LOGITS),
+        {b: [dot(row, state) + c for row, c in zip(weight, bias)] for b, state in states.items()},
+    )
+
+
+def test_a_projector_in_half_precision_computes_in_full():
+    """A student may run on bf16 copies of its weights."""
+    projector = torch.nn.Linear(WIDTH, 5, dtype=torch.bfloat16)
+    seen = replace(seen_of(dtype=torch.bfloat16), projector=projector)
+    rows = FEATURES["classifier_input"](seen, LOGITS)
+    assert rows.values.dtype == torch.float32
+    torch.testing.assert_close(rows.values, projector.float()(seen.hidden[LAYER][:, 0].float()))
+
+
 def test_where_features_look():
     assert {name: (f.site, f.fixed, f.width) for name, f in FEATURES.items()} == {
         "hidden": ("hidden", None, "width"),
         "cls": ("hidden", None, "width"),
         "mean": ("hidden", None, "width"),
         "embeddings": ("hidden", 0, "width"),
+        "classifier_input": ("classifier", LOGITS, "reads"),
         "logits": ("logits", LOGITS, "labels"),
         "scores": ("attention", None, None),
         "attention": ("attention", None, None),

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from limbeck import architectures
 from limbeck.errors import LimbeckError
 from limbeck.filters import DROPOUT, Filters
 from limbeck.initialisers import start_student
@@ -63,6 +64,16 @@ def test_linear_and_mlp_are_the_same_for_every_token():
                     assert maps[0].weight.shape == (rows.shape[-1], rows.shape[-1])
                     expected = nn.functional.gelu(expected) @ maps[1].weight.T + maps[1].bias
                 torch.testing.assert_close(found, expected)
+
+
+@torch.no_grad()
+def test_later_blocks_leave_debertas_convolution_to_the_first():
+    model = tiny_model("deberta-v2", 4, conv_kernel_size=3, position_biased_input=True)
+    batch = tiny_batch(model)
+    mask, own = batch["attention_mask"].bool(), states(model, batch)
+    copied = architectures.copied_blocks(model, 2, 3)
+    found = copied(inputs_embeds=own[1], attention_mask=mask.long()).last_hidden_state
+    torch.testing.assert_close(found[mask], own[3][mask])
 
 
 @torch.no_grad()

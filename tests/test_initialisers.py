@@ -95,6 +95,17 @@ def test_a_copy_at_full_depth_with_the_classifier_is_the_teacher(teachers, famil
     assert not torch.allclose(other(**columns).logits, teacher(**columns).logits, atol=1e-3)
 
 
+@torch.no_grad()
+def test_debertas_convolution_and_positions_come_along():
+    form = {"conv_kernel_size": 3, "position_biased_input": True}
+    teacher = tiny_model("deberta-v2", 4, seed=1, **form)
+    student = started(["layers(uniform)"], teacher, depth=2).student
+    names = [n for n in student.state_dict() if ".encoder." in n and ".layer." not in n]
+    assert {n.split(".")[2] for n in names} == {"rel_embeddings", "LayerNorm", "conv"}
+    for name in [*names, "deberta.embeddings.position_embeddings.weight"]:
+        assert torch.equal(student.state_dict()[name], teacher.state_dict()[name])
+
+
 @families
 @pytest.mark.parametrize("frozen", [False, True])
 def test_the_classifier_is_reused(teachers, family, frozen):
@@ -116,6 +127,8 @@ def from_states(model, states):
     kind = model.config.model_type
     if kind == "bert":
         return model.classifier(model.bert.pooler(states))
+    if kind == "deberta-v2":
+        return model.classifier(model.pooler(states))
     if kind == "distilbert":
         return model.classifier(model.pre_classifier(states[:, 0]).relu())
     return model.classifier(states)
@@ -178,7 +191,6 @@ def test_seeds(teachers, family):
         (["layers(groups)"], {"depth": 3}, "nor come in groups"),
         (["layers(last)"], {"depth": 3}, "names 1 layers for a student of 3"),
         (["layers(first)"], {"depth": 3, "width": 16}, "width 16 cannot take layers of width 32.*init=.random"),
-        (["random", "classifier"], {"depth": 3, "width": 16}, "does not fit the student"),
         (["random"], {"depth": 3, "width": 20}, "--width 20 must be a multiple.*8"),
         (["layrs"], {}, 'no start "layrs".*Did you mean "layers"'),
         (["layers(wich=first)"], {}, 'Did you mean "which"'),
@@ -208,14 +220,45 @@ def test_embeddings_need_a_teacher_that_fits(teachers):
         started(["random", "embeddings"], teachers["bert"], depth=2, width=16)
 
 
-def test_a_classifier_needs_a_teacher_of_the_same_family_and_labels(teachers):
-    source = tiny_model("roberta", 2)
+def test_a_classifier_needs_a_teacher_with_the_same_labels(teachers):
     with pytest.raises(LimbeckError, match="there is no teacher"):
-        start_student(["classifier"], None, source, labels=LABELS, seed=0)
-    with pytest.raises(LimbeckError, match=r"bert.*does not fit.*roberta"):
-        started(["layers", "classifier"], teachers["bert"], source)
-    with pytest.raises(LimbeckError, match="does not fit"):
+        start_student(["classifier"], None, tiny_model("roberta", 2), labels=LABELS, seed=0)
+    with pytest.raises(LimbeckError, match=r"predicts 3 labels.*to predict 2.*does not fit"):
         started(["layers", "classifier"], teachers["bert"], labels={"num_labels": 2}, depth=2)
+
+
+SAME_FUNCTION = [{"bert", "roberta", "xlm-roberta", "mpnet"}, {"electra", "deberta-v2"}, {"distilbert"}]
+
+
+@pytest.mark.parametrize("theirs", every_family)
+@pytest.mark.parametrize("ours", every_family)
+@torch.no_grad()
+def test_a_classifier_of_another_family_is_reused_where_it_is_the_same_function(teachers, ours, theirs):
+    teacher, source = teachers[theirs], tiny_model(ours, 2, seed=9)
+    if any({ours, theirs} <= kinds for kinds in SAME_FUNCTION):
+        student = started(["checkpoint", "classifier"], teacher, source).student.eval()
+        state = torch.randn(2, 4, 32, generator=torch.Generator().manual_seed(0))
+        torch.testing.assert_close(from_states(student, state), from_states(teacher, state))
+    else:
+        with pytest.raises(LimbeckError, match=rf"\({theirs}\) cannot be reused.*of type {ours}.*leave classifier out"):
+            started(["checkpoint", "classifier"], teacher, source)
+
+
+def test_debertas_activation_is_its_configurations():
+    """One family, and yet another function."""
+    teacher, source = tiny_model("deberta-v2", 2), tiny_model("deberta-v2", 2, pooler_hidden_act="tanh")
+    with pytest.raises(LimbeckError, match=r"there is a gelu.*and a tanh"):
+        started(["layers", "classifier"], teacher, source)
+    assert architectures.activation(started(["layers", "classifier"], tiny_model("bert"), source).student) == "tanh"
+
+
+@pytest.mark.parametrize("calls", [["checkpoint", "classifier"], ["classifier", "checkpoint"]])
+@pytest.mark.parametrize("width", [32, 16])
+def test_the_order_of_starts_means_nothing(teachers, calls, width):
+    source = tiny_model("bert", 2, width=width, seed=9)
+    student = started(calls, teachers["bert"], source).student
+    assert which_blocks(student, source) == [[1], [2]]
+    assert torch.equal(architectures.dense_map(student).weight, architectures.dense_map(teachers["bert"]).weight)
 
 
 def test_a_checkpoint_is_not_deepened():
@@ -227,7 +270,7 @@ def test_a_checkpoint_is_not_deepened():
 def test_a_narrower_student_has_the_same_head_size(family):
     teacher = tiny_model(family, 4, width=32, heads=4)
     student = started(["random"], teacher, depth=2, width=16).student
-    assert architectures.shape(student) == (2, 16, 2, 3)
+    assert architectures.shape(student) == (2, 16, 2, 3, 16)
     batch = tiny_batch(student)
     assert student(**columns_for(student, batch)).logits.shape == (3, 3)
     inner = architectures.blocks(student)[0]
@@ -252,7 +295,8 @@ def test_heads_and_their_last_maps(teachers, family):
     inside = {id(p) for m in architectures.head(model).values() for p in m.parameters()}
     assert id(architectures.output_map(model).weight) in inside
     blocks = f"{model.base_model_prefix}.{architectures.family(model).blocks}."
-    below = (f"{model.base_model_prefix}.embeddings", blocks, "mpnet.encoder.relative_attention_bias")
+    positions = ("mpnet.encoder.relative_attention_bias", "deberta.encoder.rel_embeddings", "deberta.encoder.LayerNorm")
+    below = (f"{model.base_model_prefix}.embeddings", blocks, *positions)
     for name, _ in model.named_parameters():  # all that is neither embedding nor block, the pooler of BERT too
         assert name.startswith(head_names) != name.startswith(below), name
 

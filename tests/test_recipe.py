@@ -44,6 +44,9 @@ COMPOSITES = {
     "codir",
     "hid-cls-contrast",
     "ckd-context",
+    "cr-ild",
+    "mixkd",
+    "theseus",
 }  # methods that are no plain product of the four axes
 
 

@@ -16,11 +16,11 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 # A module imports, at its top, only what stands on a lower line, or beside it in its own package.
 ORDER = [
-    {"errors", "folder"},
+    {"errors", "folder", "wide_head"},
     {"spec"},
     {"features", "mappings", "distances", "architectures", "data", "report", "recipe", "pairs"},
-    {"taps", "initialisers", "models", "evaluation"},
-    {"filters"},
+    {"taps", "projector", "models", "evaluation"},
+    {"filters", "initialisers"},
     {"aligners"},
     {"blends"},
     {"objectives", "efficiency", "cache"},

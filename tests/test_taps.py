@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from transformers.models.deberta_v2 import modeling_deberta_v2
 
 from limbeck import architectures, taps
 from limbeck.architectures import FAMILIES, blocks, inputs, shape, shortened
@@ -81,6 +82,84 @@ def test_mpnets_scores_hold_its_relative_positions(models):
     assert expected.abs().max() > 0.1
 
 
+DEBERTA_FORMS = [
+    {},
+    {"pos_att_type": ["c2p"]},
+    {"pos_att_type": ["p2c"], "position_buckets": -1},
+    {"pos_att_type": ["p2c", "c2p"], "share_att_key": False},
+    {"pos_att_type": "c2p|p2c", "share_att_key": False, "norm_rel_ebd": "none", "max_relative_positions": 6},
+    {"pos_att_type": [], "share_att_key": False},
+    {"relative_attention": False, "position_biased_input": True},
+    {"position_biased_input": True, "conv_kernel_size": 3, "conv_act": "gelu"},
+    {"position_biased_input": True, "type_vocab_size": 2, "embedding_size": 16},
+]
+
+
+@pytest.mark.parametrize("form", DEBERTA_FORMS, ids=str)
+def test_debertas_forms(form, monkeypatch):
+    """States and scores are what the model works on, positions and convolution included, however far it runs."""
+    model = tiny_model("deberta-v2", LAYERS, **form)
+    batch = tiny_batch(model)
+    columns = {name: batch[name] for name in inputs(model)}
+    before_softmax = []
+    real = torch.nn.functional.softmax
+
+    def watched(scores, dim):
+        before_softmax.append(scores)
+        return real(scores, dim)
+
+    with monkeypatch.context() as patch, torch.no_grad():
+        patch.setattr(torch.nn.functional, "softmax", watched)
+        own = model(**columns, output_hidden_states=True, output_attentions=True)
+    assert len(before_softmax) == LAYERS
+    for deepest in (1, 2, LAYERS):
+        every_layer = range(1, deepest + 1)
+        features = ("hidden", "scores", "attention")
+        found = Tap(model, [(name, k) for k in every_layer for name in features])(**batch)
+        for k in every_layer:
+            rows_agree(found["hidden", k], own.hidden_states[k])
+            rows_agree(found["attention", k], own.attentions[k - 1])
+            rows_agree(found["scores", k], before_softmax[k - 1].unsqueeze(-1))
+    found["scores", 1].values.sum().backward()
+    projected = [p for n, p in model.named_parameters() if "pos_key_proj" in n or "rel_embeddings" in n]
+    if form.get("pos_att_type", True) and form.get("relative_attention", True):
+        assert projected
+        assert any(p.grad is not None and p.grad.abs().max() > 0 for p in projected)
+
+
+@pytest.mark.parametrize("sites", [[("cls", 2)], [("logits", LOGITS)]])
+@torch.no_grad()
+def test_debertas_relative_positions_are_made_once_a_length(models, sites, monkeypatch):
+    """They are copied from the host, which a captured step cannot do: all a step's first turn made is there."""
+    made, real = [], modeling_deberta_v2.build_relative_position
+
+    def watched(states, *more, **options):
+        made.append(states.shape[1])
+        return real(states, *more, **options)
+
+    monkeypatch.setattr(modeling_deberta_v2, "build_relative_position", watched)
+    model = models["deberta-v2"]
+    tap = Tap(model, sites)
+    for sizes in [(9, 5), (7,), (9,), (4, 7), (7, 7, 7)]:
+        batch = tiny_batch(model, sizes=sizes)
+        rows = tap(**batch)[sites[0]]
+        torch.testing.assert_close(rows.values, Tap(model, sites)(**batch)[sites[0]].values)
+        made.pop()  # by the second tap
+    assert made == [9, 7]
+
+
+@torch.no_grad()
+def test_in_other_heads_positions_do_not_count(models):
+    """Relations can be cut anew; a position bias belongs to the heads it was learnt for."""
+    model, batch = models["deberta-v2"], tiny_batch(models["deberta-v2"], sizes=(6,))
+    sites = [("scores(heads=2)", 1), ("value_relation(heads=2)", 1), ("embeddings", 0)]
+    found = Tap(model, sites)(**batch)
+    state = found["embeddings", 0].values
+    q, k, v = (linear(state).unflatten(-1, (2, 16)).transpose(1, 2) for linear in projections(model, 1))
+    rows_agree(found["scores(heads=2)", 1], (q @ k.transpose(-1, -2) / 4).unsqueeze(-1))
+    rows_agree(found["value_relation(heads=2)", 1], (v @ v.transpose(-1, -2) / 4).softmax(-1))
+
+
 @families
 @torch.no_grad()
 def test_relations_come_from_the_layers_own_projections(models, family):
@@ -95,9 +174,12 @@ def test_relations_come_from_the_layers_own_projections(models, family):
         rows_agree(found[f"{part}_relation", layer], expected)
 
 
+DEBERTAS = ("query_proj", "key_proj", "value_proj")
+
+
 def projections(model, layer):
     attention = architectures.self_attention(model, layer)
-    for names in [("query", "key", "value"), ("q_lin", "k_lin", "v_lin"), ("q", "k", "v")]:
+    for names in [("query", "key", "value"), ("q_lin", "k_lin", "v_lin"), ("q", "k", "v"), DEBERTAS]:
         if hasattr(attention, names[0]):
             return [getattr(attention, name) for name in names]
     raise AssertionError("unknown projections")
@@ -187,7 +269,7 @@ def traces(model):
         "blocks": [id(block) for block in blocks(model)],
         "modules": [(name, id(module), module.training) for name, module in model.named_modules()],
         "parameters": [(name, id(p), p.requires_grad) for name, p in model.named_parameters()],
-        "forward": "forward" in vars(model),
+        "attributes": [(name, sorted(vars(module))) for name, module in model.named_modules()],
     }
 
 
@@ -320,7 +402,7 @@ def test_a_shortened_model_shares_every_weight(models, family):
 
 @families
 def test_shapes_are_read_off_the_model(family):
-    assert shape(tiny_model(family, layers=3, width=24, heads=2, labels=5)) == (3, 24, 2, 5)
+    assert shape(tiny_model(family, layers=3, width=24, heads=2, labels=5)) == (3, 24, 2, 5, 24)
 
 
 def test_an_unknown_family_says_what_to_add():

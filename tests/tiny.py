@@ -10,6 +10,15 @@ from limbeck.architectures import FAMILIES
 
 VOCABULARY = 100
 ONE_TOKEN_TYPE = ("roberta", "xlm-roberta")  # as their checkpoints have it, unlike the default of their configuration
+# What DeBERTa's third version has; the defaults of its configuration are those of the first.
+DEBERTA = {
+    "relative_attention": True,
+    "position_buckets": 4,
+    "norm_rel_ebd": "layer_norm",
+    "share_att_key": True,
+    "pos_att_type": ["p2c", "c2p"],
+    "position_biased_input": False,
+}
 
 every_family = tuple(FAMILIES)
 
@@ -35,6 +44,8 @@ def tiny_model(
         }
     if family == "electra":
         sizes["embedding_size"] = width // 2
+    if family == "deberta-v2":
+        sizes |= DEBERTA
     if family in ONE_TOKEN_TYPE:
         sizes["type_vocab_size"] = 1
     config = AutoConfig.for_model(
@@ -89,5 +100,5 @@ def columns_for(model: PreTrainedModel, batch: dict[str, Tensor]) -> dict[str, T
     taken = {
         "bert": ("input_ids", "attention_mask", "token_type_ids"),
         "electra": ("input_ids", "attention_mask", "token_type_ids"),
-    }.get(model.config.model_type, ("input_ids", "attention_mask"))
+    }.get(model.config.model_type.removeprefix("limbeck-"), ("input_ids", "attention_mask"))
     return {name: batch[name] for name in taken}

@@ -19,6 +19,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassificati
 import limbeck
 from limbeck.data import grammar
 from limbeck.models import quiet
+from tests.tiny import DEBERTA
 
 LABELS = grammar.LABELS
 ROOT = Path(__file__).parents[1]
@@ -90,6 +91,8 @@ def model(
         drops = {"dropout": dropout, "attention_dropout": dropout, "seq_classif_dropout": dropout}
     if family == "electra":
         sizes["embedding_size"] = 16
+    if family == "deberta-v2":
+        sizes |= DEBERTA
     if family in ("roberta", "xlm-roberta"):
         sizes["type_vocab_size"] = 1
     if family in ("roberta", "xlm-roberta", "mpnet"):

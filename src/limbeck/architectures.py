@@ -6,41 +6,75 @@ A new family is one entry in FAMILIES. Everything else about a model (depth, wid
 import copy
 import inspect
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
 from transformers.configuration_utils import PretrainedConfig
 
+from limbeck import wide_head
 from limbeck.errors import LimbeckError
 
 
 @dataclass(frozen=True)
 class Family:
-    """Paths inside a family's models."""
+    """Paths inside a family's models, and what its classifier computes."""
 
     blocks: str  # the list of blocks, from the base model
     attention: str  # the self-attention, from a block
+    # The classifier of every family is output(activation(dense(h))), of the first token's last state h.
     head: tuple[str, ...]  # what stands between the last block and the predictions, from the whole model
-    output: str  # the last linear map, one row a label, from the whole model
-    # The projections, from the self-attention, of families that do not use transformers' attention interface.
+    dense: str  # from the whole model, as the next
+    output: str  # one row a label
+    activation: str  # empty: the configuration says
+    # Of families that do not use transformers' attention interface, from the self-attention: its projections, and what
+    # gives its position bias, an argument of its forward or a method.
     projections: tuple[str, str, str] | None = None
+    bias: str = ""
+    convolution: str = ""  # what some models put between the first block and the second, from the base model
+    relative: str = ""  # the method that makes relative positions with copies from the host, from the base model
 
 
-BERT = Family("encoder.layer", "attention.self", ("bert.pooler", "classifier"), "classifier")
-TWO_LAYER_HEAD = Family("encoder.layer", "attention.self", ("classifier",), "classifier.out_proj")
+BERT = Family(
+    blocks="encoder.layer",
+    attention="attention.self",
+    head=("bert.pooler", "classifier"),
+    dense="bert.pooler.dense",
+    output="classifier",
+    activation="tanh",
+)
+ROBERTA = replace(BERT, head=("classifier",), dense="classifier.dense", output="classifier.out_proj")
 FAMILIES = {
     "bert": BERT,
-    "roberta": TWO_LAYER_HEAD,
-    "xlm-roberta": TWO_LAYER_HEAD,
-    "electra": TWO_LAYER_HEAD,
-    "distilbert": Family("transformer.layer", "attention", ("pre_classifier", "classifier"), "classifier"),
-    "mpnet": Family(
-        "encoder.layer", "attention.attn", ("classifier",), "classifier.out_proj", projections=("q", "k", "v")
+    "roberta": ROBERTA,
+    "xlm-roberta": ROBERTA,
+    "electra": replace(ROBERTA, activation="gelu"),
+    "distilbert": Family(
+        blocks="transformer.layer",
+        attention="attention",
+        head=("pre_classifier", "classifier"),
+        dense="pre_classifier",
+        output="classifier",
+        activation="relu",
+    ),
+    "mpnet": replace(ROBERTA, attention="attention.attn", projections=("q", "k", "v"), bias="position_bias"),
+    "deberta-v2": replace(
+        BERT,
+        head=("pooler", "classifier"),
+        dense="pooler.dense",
+        activation="",
+        projections=("query_proj", "key_proj", "value_proj"),
+        bias="disentangled_attention_bias",
+        convolution="encoder.conv",
+        relative="encoder.get_rel_pos",
     ),
 }
+WIDE = "limbeck-"  # before the model type of a family's classifiers whose head is wider than their states
+for config_class, model_class in wide_head.CLASSES.items():
+    AutoConfig.register(config_class.model_type, config_class)
+    AutoModelForSequenceClassification.register(config_class, model_class)
 
 
 class Shape(NamedTuple):
@@ -50,17 +84,23 @@ class Shape(NamedTuple):
     width: int
     heads: int
     labels: int
+    reads: int = 0  # the width of what the classifier reads
+
+
+def kind(config: PretrainedConfig) -> str:
+    """The model type of the family."""
+    return config.model_type.removeprefix(WIDE)
 
 
 def family(model: PreTrainedModel) -> Family:
     """The family's paths, or an error that says what to add."""
-    kind = model.config.model_type
-    if kind not in FAMILIES:
+    if kind(model.config) not in FAMILIES:
         raise LimbeckError(
-            f'model type "{kind}" is not one limbeck knows how to tap. Known: {", ".join(sorted(FAMILIES))}. '
+            f'model type "{model.config.model_type}" is not one limbeck knows how to tap. '
+            f"Known: {', '.join(sorted(FAMILIES))}. "
             "A new family is one entry in limbeck/architectures.py: the paths of its blocks, self-attention and head."
         )
-    return FAMILIES[kind]
+    return FAMILIES[kind(model.config)]
 
 
 def blocks(model: PreTrainedModel) -> nn.ModuleList:
@@ -71,9 +111,25 @@ def blocks(model: PreTrainedModel) -> nn.ModuleList:
     return found
 
 
+def giver(model: PreTrainedModel, layer: int) -> nn.Module:
+    """The module whose output is the state of layer k, counted from 1: its block, or the convolution behind it."""
+    if layer == 1 and (path := family(model).convolution):
+        container, _, name = path.rpartition(".")
+        if (convolution := getattr(model.base_model.get_submodule(container), name)) is not None:
+            return convolution
+    return blocks(model)[layer - 1]
+
+
 def self_attention(model: PreTrainedModel, layer: int) -> nn.Module:
     """The self-attention of layer k, counted from 1."""
     return blocks(model)[layer - 1].get_submodule(family(model).attention)
+
+
+def scaling(attention: nn.Module, size: int) -> float:
+    """What a self-attention outside transformers' interface multiplies its products by, for heads of this size."""
+    # DeBERTa adds up to three products: contents with contents, contents with positions, positions with contents.
+    products = 1 + len({"c2p", "p2c"} & set(getattr(attention, "pos_att_type", ())))
+    return (size * products) ** -0.5
 
 
 def head(model: PreTrainedModel) -> dict[str, nn.Module]:
@@ -81,18 +137,44 @@ def head(model: PreTrainedModel) -> dict[str, nn.Module]:
     return {name: model.get_submodule(name) for name in family(model).head}
 
 
+def activation(model: PreTrainedModel) -> str:
+    """What the classifier does between its two linear maps."""
+    return family(model).activation or model.config.pooler_hidden_act
+
+
 def output_map(model: PreTrainedModel) -> nn.Linear:
     """The linear map whose rows are the labels."""
-    found = model.get_submodule(family(model).output)
-    if not isinstance(found, nn.Linear):
-        raise LimbeckError(f"{family(model).output} of {type(model).__name__} is no linear map.")
-    return found
+    return _linear(model.get_submodule(family(model).output))
+
+
+def dense_map(model: PreTrainedModel) -> nn.Linear:
+    """The classifier's first linear map."""
+    found = model.get_submodule(family(model).dense)
+    return _linear(found[1] if isinstance(found, nn.Sequential) else found)
+
+
+def projector(model: PreTrainedModel) -> nn.Linear | None:
+    """The linear map that a student in training may have before a reused classifier."""
+    found = model.get_submodule(family(model).dense)
+    return _linear(found[0]) if isinstance(found, nn.Sequential) else None
+
+
+def _linear(module: nn.Module) -> nn.Linear:
+    if not isinstance(module, nn.Linear):
+        raise LimbeckError(f"a classifier is made of linear maps, and this model's has a {type(module).__name__}.")
+    return module
 
 
 def shape(model: PreTrainedModel) -> Shape:
-    """The model's depth, width, heads and labels."""
+    """The model's depth, width, heads and labels, and what its classifier reads."""
     config = model.config
-    return Shape(len(blocks(model)), config.hidden_size, config.num_attention_heads, config.num_labels or 0)
+    return Shape(
+        len(blocks(model)),
+        config.hidden_size,
+        config.num_attention_heads,
+        config.num_labels or 0,
+        dense_map(model).in_features,
+    )
 
 
 def inputs(model: PreTrainedModel) -> tuple[str, ...]:
@@ -108,7 +190,7 @@ def inputs(model: PreTrainedModel) -> tuple[str, ...]:
 def positions(config: PretrainedConfig) -> int:
     """How many tokens a model has positions for."""
     # These families number positions from behind the padding token.
-    offset = 2 if config.model_type in ("roberta", "xlm-roberta", "mpnet") else 0
+    offset = 2 if kind(config) in ("roberta", "xlm-roberta", "mpnet") else 0
     return config.max_position_embeddings - offset
 
 
@@ -128,6 +210,9 @@ def shortened(model: PreTrainedModel, depth: int, *, skip: int = 0) -> nn.Module
     inner_view._modules[last] = nn.ModuleList(blocks(model)[skip:depth])
     if "pooler" in view._modules:
         view._modules["pooler"] = None
+    convolution = family(model).convolution.rpartition(".")[2]
+    if skip and convolution in inner_view._modules:
+        inner_view._modules[convolution] = None  # it belongs to the first block
     return view
 
 

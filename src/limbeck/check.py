@@ -294,7 +294,7 @@ def _met(pairs: list[tuple[int, int]]) -> Iterator[str]:
         layers = [t for _, t in group]
         whole = layers == list(range(layers[0], layers[-1] + 1)) and len(layers) > 1
         met = f"{layers[0]}–{layers[-1]}" if whole else "+".join(map(str, layers))
-        yield "logits" if s < 0 else f"{s}←{met}"
+        yield "end" if s < 0 else f"{s}←{met}"
 
 
 def _stage_lines(stage: StageReport) -> Iterator[str]:

@@ -9,12 +9,13 @@ from functools import cached_property
 from typing import Annotated, Literal, NamedTuple, TypeVar
 
 import torch
+import torch.nn.functional as F
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
 Heads = Annotated[int, Field(gt=0)] | None
 Size = Annotated[int, Field(gt=0)] | None  # of a head, instead of their number; in a match, of a head of the teacher
-LOGITS = -1  # the "layer" of predictions, which come after every block
+LOGITS = -1  # the "layer" of what comes after every block: the predictions, and what the classifier reads
 
 
 class Rows(NamedTuple):
@@ -43,6 +44,7 @@ class Seen:
     hidden: dict[int, Tensor] = field(default_factory=dict)
     attention: dict[int, Attention] = field(default_factory=dict)
     logits: Tensor | None = None
+    projector: nn.Linear | None = None  # what stands between the last state and the classifier
 
     # Shared by all layers, so that each is computed once.
 
@@ -110,6 +112,16 @@ def embeddings(seen: Seen, layer: int) -> Rows:
     return hidden(seen, layer)
 
 
+@seen_at("classifier", fixed=LOGITS, width="reads", rows="example")
+def classifier_input(seen: Seen, layer: int) -> Rows:
+    """What the classifier reads: the state of the first token after the last block, through the student's projector
+    where it has one."""
+    state = _exact(seen.hidden[max(seen.hidden)][:, 0])
+    if seen.projector is not None:
+        state = F.linear(state, _exact(seen.projector.weight), _exact(seen.projector.bias))
+    return Rows(state, seen.one_row)
+
+
 @seen_at("logits", fixed=LOGITS, width="labels", rows="example")
 def logits(seen: Seen, layer: int) -> Rows:
     """The predictions."""
@@ -120,7 +132,10 @@ def logits(seen: Seen, layer: int) -> Rows:
 
 @seen_at("attention")
 def scores(seen: Seen, layer: int, *, heads: Heads = None) -> Rows:
-    """Attention before the softmax; each valid (head, query, key) is a row of one number."""
+    """Attention before the softmax; each valid (head, query, key) is a row of one number.
+
+    In another number of heads than the model's own, positions do not count: their bias belongs to the model's heads.
+    """
     values = _scores(seen.attention[layer], heads)
     valid = seen.mask[:, None, :, None] & seen.mask[:, None, None, :]
     return Rows(values.masked_fill(~valid, 0.0).unsqueeze(-1), valid.expand_as(values))
@@ -128,7 +143,7 @@ def scores(seen: Seen, layer: int, *, heads: Heads = None) -> Rows:
 
 @seen_at("attention", distribution=True)
 def attention(seen: Seen, layer: int, *, heads: Heads = None) -> Rows:
-    """Attention maps: for each head and query, a distribution over the keys."""
+    """Attention maps: for each head and query, a distribution over the keys. Other `heads` as for scores."""
     return _distributions(_scores(seen.attention[layer], heads), seen.mask)
 
 
@@ -165,6 +180,7 @@ FEATURES: dict[str, Callable[..., Rows]] = {
         cls,
         mean,
         embeddings,
+        classifier_input,
         logits,
         scores,
         attention,

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 from transformers.configuration_utils import PretrainedConfig
 
-from limbeck import architectures
+from limbeck import architectures, projector
 from limbeck.errors import LimbeckError
 from limbeck.mappings import MAPPINGS
 from limbeck.spec import bind, parse
@@ -61,24 +61,33 @@ def checkpoint(start: Start) -> None:
     start.notes.append(f"starts as the checkpoint's first {depth} layers and its classifier, if it has one")
 
 
-def classifier(start: Start, *, frozen: bool = False) -> None:
-    """The teacher's pooler and classifier, reused; `frozen` keeps them as they are."""
-    if start.teacher is None:
+def classifier(start: Start, *, frozen: bool = False, project: bool = False) -> None:
+    """The teacher's pooler and classifier, reused; `frozen` keeps them as they are. A student of another width gets a
+    learnt linear map before them, with `project` one of the same width too."""
+    student, teacher = start.student, start.teacher
+    if teacher is None:
         raise LimbeckError("classifier reuses the teacher's classifier, and there is no teacher. Give --teacher.")
-    if start.teacher.config.model_type != start.student.config.model_type or _sizes(start.teacher) != _sizes(
-        start.student
-    ):
+    ours, theirs = architectures.activation(student), architectures.activation(teacher)
+    if ours != theirs:
         raise LimbeckError(
-            f"the teacher's classifier ({_kind(start.teacher)}) does not fit the student ({_kind(start.student)}). "
-            "Reusing it needs one family and one width; --set init=[layers(first)] starts with a fresh one."
+            f"the teacher's classifier ({teacher.config.model_type}) cannot be reused: there is a {theirs} between its "
+            f"two linear maps, and a {ours} in a student of type {student.config.model_type}. Give a student whose "
+            "classifier is of the same kind, or let it have its own: leave classifier out of init, as in "
+            "--set init=[layers(first)]."
         )
+    if student.config.num_labels != teacher.config.num_labels:
+        raise LimbeckError(
+            f"the teacher's classifier predicts {teacher.config.num_labels} labels and the student is to predict "
+            f"{student.config.num_labels}: it does not fit. Give a teacher of this task."
+        )
+    reused = projector.take_over(student, teacher, project=project)
     start.fresh_classifier = False
-    theirs = architectures.head(start.teacher)
-    for name, module in architectures.head(start.student).items():
-        module.load_state_dict(theirs[name].state_dict())
-        if frozen:
-            start.frozen |= {f"{name}.{parameter}" for parameter, _ in module.named_parameters()}
+    start.frozen |= reused if frozen else set()
     start.notes.append(f"pooler and classifier are the teacher's, {'frozen' if frozen else 'and train on'}")
+    if added := architectures.projector(student):
+        start.notes.append(
+            f"a learnt map from width {added.in_features} to {added.out_features} feeds the reused classifier"
+        )
 
 
 def embeddings(start: Start, *, frozen: bool = False) -> None:
@@ -91,7 +100,7 @@ def embeddings(start: Start, *, frozen: bool = False) -> None:
     ours = {name: p for name, p in start.student.named_parameters() if not name.startswith(beside)}
     if any(name not in theirs or theirs[name].shape != parameter.shape for name, parameter in ours.items()):
         raise LimbeckError(
-            f"the teacher's embeddings ({_kind(start.teacher)}) do not fit the student ({_kind(start.student)}). "
+            f"the teacher's embeddings ({_said(start.teacher)}) do not fit the student ({_said(start.student)}). "
             "Reusing them needs one family and one width."
         )
     start.student.load_state_dict({name: theirs[name] for name in ours}, strict=False)
@@ -122,9 +131,9 @@ def start_student(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         student = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
-    start = Start(student, source, teacher, from_teacher=source is teacher)
-    for call in calls:
-        bind(parse(call), INITIALISERS, "start")(start)
+        start = Start(student, source, teacher, from_teacher=source is teacher)
+        for call in calls:
+            bind(parse(call), INITIALISERS, "start")(start)
     if start.fresh_classifier:
         start.notes.append("pooler and classifier start afresh")
     return start
@@ -146,6 +155,8 @@ def _config(source: PreTrainedModel, depth: int | None, width: int | None, label
         setattr(config, inner, getattr(config, inner) * width // config.hidden_size)
         config.num_attention_heads = width // size
         config.hidden_size = width
+        if hasattr(config, "pooler_hidden_size"):  # DeBERTa's
+            config.pooler_hidden_size = width
     return config
 
 
@@ -165,7 +176,8 @@ def _copy(start: Start, chosen: Sequence[int], *, with_head: bool) -> None:
     if student.config.hidden_size != source.config.hidden_size:
         raise LimbeckError(
             f"a student of width {student.config.hidden_size} cannot take layers of width {source.config.hidden_size}. "
-            "Leave out --width, give a narrower checkpoint as --student, or start it at random: --set init=[random]."
+            "Leave out --width, give a narrower checkpoint as --student, or start at random: in the recipe's init, "
+            "random in place of layers or checkpoint (--set init=[random])."
         )
     prefix = f"{student.base_model_prefix}.{architectures.family(student).blocks}."
     head = tuple(architectures.head(student))
@@ -175,14 +187,10 @@ def _copy(start: Start, chosen: Sequence[int], *, with_head: bool) -> None:
         if name.startswith(prefix):
             block, _, rest = name.removeprefix(prefix).partition(".")
             weights[name] = theirs[f"{prefix}{chosen[int(block)] - 1}.{rest}"]
-        elif with_head or not name.startswith(head):
+        elif (with_head and start.fresh_classifier) or not name.startswith(head):
             weights[name] = theirs[name]
     student.load_state_dict(weights, strict=False)
 
 
-def _kind(model: PreTrainedModel) -> str:
+def _said(model: PreTrainedModel) -> str:
     return f"{model.config.model_type}, width {model.config.hidden_size}"
-
-
-def _sizes(model: PreTrainedModel) -> list[torch.Size]:
-    return [parameter.shape for module in architectures.head(model).values() for parameter in module.parameters()]

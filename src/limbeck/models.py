@@ -40,7 +40,7 @@ def locate(name: str) -> str:
 
 def config_of(name: str) -> PretrainedConfig:
     """A model's configuration."""
-    return _loaded(name, lambda place: AutoConfig.from_pretrained(place))
+    return _loaded(name, lambda place: AutoConfig.from_pretrained(place, trust_remote_code=False))
 
 
 def load_model(name: str, task: Task | None = None) -> PreTrainedModel:
@@ -57,7 +57,7 @@ def load_model(name: str, task: Task | None = None) -> PreTrainedModel:
     def read(place: str) -> PreTrainedModel:
         # A half-precision file would otherwise be trained in half precision, and learn nothing.
         return AutoModelForSequenceClassification.from_pretrained(
-            place, dtype=torch.float32, use_safetensors=True, **labels
+            place, dtype=torch.float32, use_safetensors=True, trust_remote_code=False, **labels
         )
 
     model = _loaded(name, read)
@@ -67,7 +67,7 @@ def load_model(name: str, task: Task | None = None) -> PreTrainedModel:
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """The tokenizer beside a model."""
-    tokenizer = _loaded(name, lambda place: AutoTokenizer.from_pretrained(place))
+    tokenizer = _loaded(name, lambda place: AutoTokenizer.from_pretrained(place, trust_remote_code=False))
     # Without its files, transformers makes one that knows no word: every text would be a row of unknowns.
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
         raise LimbeckError(f'"{name}" has no tokenizer beside it. Save one there: tokenizer.save_pretrained("{name}").')

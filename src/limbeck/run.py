@@ -26,6 +26,7 @@ from limbeck.errors import LimbeckError
 from limbeck.folder import RunFolder, write_file, write_folder, write_json, write_text
 from limbeck.models import quiet
 from limbeck.prepare import Prepared, Request, fingerprint, prepare, request
+from limbeck.projector import folded
 from limbeck.report.card import model_card
 from limbeck.report.page import write_report
 from limbeck.spec import allowing
@@ -144,6 +145,7 @@ def _execute(asked: Request, folder: RunFolder, resume: bool, track: str | None,
     state, earlier = _train(prepared, folder, accelerator, display, pace, again)
     scores: dict[str, Any] = {}
     if accelerator.is_main_process:
+        prepared.student = folded(prepared.student)  # what is scored is what is saved
         scores = _score(prepared, state, accelerator.device, earlier + time.monotonic() - began)
         _leave(prepared, folder, scores)
         display.say(_summary(scores, folder))
@@ -303,7 +305,8 @@ def _leave(prepared: Prepared, folder: RunFolder, scores: dict[str, Any]) -> Non
         name = prepared.request.recipe.name
         base = prepared.request.teacher or prepared.request.student
         hub = base if base and not Path(base).exists() else None
-        card = model_card(prepared.request.recipe.plain(), scores, citations(name), base_model=hub)
+        own_code = prepared.student.is_remote_code()
+        card = model_card(prepared.request.recipe.plain(), scores, citations(name), base_model=hub, own_code=own_code)
         (place / "README.md").write_text(card, encoding="utf8")
 
     write_folder(folder.student, save_student)

@@ -5,7 +5,8 @@ interface, so that models stay on SDPA; families that do not use it are caught a
 deeper than the deepest site read. Nothing stays attached to the model between calls.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -18,7 +19,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from limbeck import architectures
 from limbeck.data.mixing import mix
-from limbeck.features import FEATURES, LOGITS, Attention, Rows, Seen
+from limbeck.features import FEATURES, Attention, Rows, Seen
 from limbeck.spec import bind, parse
 
 Site = tuple[str, int]  # a feature, as a call string, and a layer
@@ -39,9 +40,12 @@ class Tap:
         self.hidden = {layer for name, layer in self.sites if self._site(name) == "hidden"}
         self.attention = {layer for name, layer in self.sites if self._site(name) == "attention"}
         depth = architectures.shape(model).layers
-        self.whole = any(layer == LOGITS for _, layer in self.sites)
+        if any(self._site(name) == "classifier" for name, _ in self.sites):
+            self.hidden.add(depth)
+        self.whole = any(self._site(name) == "logits" for name, _ in self.sites)
         self.depth = depth if self.whole else max(self.hidden | self.attention | {1})  # layer 0 is what block 1 takes
         self.runs = model if self.whole else architectures.shortened(model, self.depth)
+        self.relative: dict[tuple[int, torch.device], Tensor] = {}
 
     def _site(self, name: str) -> str:
         return self.features[name].func.site
@@ -49,13 +53,14 @@ class Tap:
     def __call__(self, **batch: Tensor) -> Features:
         if not self.sites:
             return {}
-        seen = Seen(mask=batch["attention_mask"].bool())
+        seen = Seen(mask=batch["attention_mask"].bool(), projector=architectures.projector(self.model))
         with ExitStack() as attached:
             if "partner" in batch:
                 attached.enter_context(self._mix_embeddings(batch))  # first, so that layer 0 is seen mixed
             attached.enter_context(self._watch_hidden(seen))
             attached.enter_context(self._watch_attention(seen))
             attached.enter_context(self._attending())
+            attached.enter_context(self._placing())
             output = self.runs(**{name: batch[name] for name in self.columns if name in batch})
         if self.whole:
             seen.logits = output.logits
@@ -90,7 +95,9 @@ class Tap:
 
             return hook
 
-        handles = [blocks[k - 1].register_forward_hook(keep_output(k)) for k in self.hidden if k > 0]
+        handles = [
+            architectures.giver(self.model, k).register_forward_hook(keep_output(k)) for k in self.hidden if k > 0
+        ]
         if 0 in self.hidden:
             handles.append(blocks[0].register_forward_pre_hook(keep_input, with_kwargs=True))
         try:
@@ -103,10 +110,10 @@ class Tap:
     def _watch_attention(self, seen: Seen) -> Iterator[None]:
         if not self.attention:
             yield
-        elif names := architectures.family(self.model).projections:
+        elif architectures.family(self.model).projections:
             with ExitStack() as hooks:
                 for layer in self.attention:
-                    hooks.enter_context(_watch_projections(self.model, layer, names, seen))
+                    hooks.enter_context(_watch_projections(self.model, layer, seen))
                 yield
         else:
             modules = {architectures.self_attention(self.model, k): (k, seen) for k in self.attention}
@@ -128,6 +135,28 @@ class Tap:
             yield
         finally:
             config._attn_implementation = native
+
+    @contextmanager
+    def _placing(self) -> Iterator[None]:
+        """Make a length's relative positions once: a step that is captured cannot copy from the host, and needs not."""
+        if not (path := architectures.family(self.model).relative):
+            yield
+            return
+        place, _, name = path.rpartition(".")
+        owner = self.runs.base_model.get_submodule(place)  # type: ignore[union-attr]
+        make = getattr(owner, name)
+
+        def once(states: Tensor, *more: Any) -> Tensor:
+            key = (states.shape[1], states.device)
+            if key not in self.relative:
+                self.relative[key] = make(states, *more)
+            return self.relative[key]
+
+        setattr(owner, name, once)
+        try:
+            yield
+        finally:
+            delattr(owner, name)
 
 
 def full_precision(like: Tensor) -> torch.autocast:
@@ -161,23 +190,41 @@ AttentionMaskInterface.register(IMPLEMENTATION, _always_masked)
 
 
 @contextmanager
-def _watch_projections(model: PreTrainedModel, layer: int, names: tuple[str, ...], seen: Seen) -> Iterator[None]:
-    """Catch q, k, v at their linear maps, and the position bias as the attention is called (MPNet)."""
-    attention = architectures.self_attention(model, layer)
+def _watch_projections(model: PreTrainedModel, layer: int, seen: Seen) -> Iterator[None]:
+    """Catch q, k, v at their linear maps, and the position bias where the attention is given it, or makes it."""
+    attention, family = architectures.self_attention(model, layer), architectures.family(model)
+    heads = model.config.num_attention_heads
+    taken = inspect.signature(attention.forward)
     caught: list[Tensor] = []
+    biases: list[Tensor] = []
 
     def keep_projection(_: nn.Module, __: tuple, output: Tensor) -> None:
-        caught.append(output.unflatten(-1, (model.config.num_attention_heads, -1)).transpose(1, 2))
+        caught.append(output.unflatten(-1, (heads, -1)).transpose(1, 2))
 
     def keep_attention(_: nn.Module, args: tuple, kwargs: dict[str, Any], __: Any) -> None:
-        bias = kwargs.get("position_bias", args[2] if len(args) > 2 else None)
-        query, key, value = caught
-        seen.attention[layer] = Attention(query, key, value, query.shape[-1] ** -0.5, bias)
+        query, key, value = caught[:3]  # DeBERTa may project its positions next, by the same maps
+        given = taken.bind(*args, **kwargs).arguments.get(family.bias)
+        bias = biases[0].unflatten(0, (-1, heads)) if biases else given
+        scaling = architectures.scaling(attention, query.shape[-1])
+        seen.attention[layer] = Attention(query, key, value, scaling, bias)
 
-    handles = [attention.get_submodule(name).register_forward_hook(keep_projection) for name in names]
-    handles.append(attention.register_forward_hook(keep_attention, with_kwargs=True))
-    try:
+    with ExitStack() as hooks:
+        for name in family.projections or ():
+            hooks.callback(attention.get_submodule(name).register_forward_hook(keep_projection).remove)
+        hooks.callback(attention.register_forward_hook(keep_attention, with_kwargs=True).remove)
+        if method := getattr(attention, family.bias, None):
+            hooks.callback(delattr, attention, family.bias)
+            setattr(attention, family.bias, _keeping(method, biases))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
+
+
+def _keeping(method: Callable[..., Any], kept: list[Tensor]) -> Callable[..., Any]:
+    """The same method, whose answers are also kept; a bias without terms is the number 0, and is not."""
+
+    def keep(*args: Any, **kwargs: Any) -> Any:
+        answer = method(*args, **kwargs)
+        if isinstance(answer, Tensor):
+            kept.append(answer)
+        return answer
+
+    return keep

@@ -12,7 +12,7 @@ from limbeck.objectives import Labels, Logits, Match
 from limbeck.recipe import Stage
 from limbeck.teachers import remembering
 from tests.engine.test_step import LR, examples
-from tests.tiny import tiny_model
+from tests.tiny import every_family, tiny_model
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "Memcpy DtoH")
@@ -26,7 +26,7 @@ class Waiting(Labels):
         return losses * (2.0 if losses.sum().item() < 0 else 1.0)
 
 
-def made(*, eager=False, cached=False, compiled=False, labels=Labels, say=print):
+def made(*, eager=False, cached=False, compiled=False, labels=Labels, family="bert", attention=False, say=print):
     from accelerate.state import AcceleratorState
 
     AcceleratorState._reset_state(reset_partial_state=True)
@@ -38,7 +38,9 @@ def made(*, eager=False, cached=False, compiled=False, labels=Labels, say=print)
         "layers": Match("hidden", map="uniform", align="linear(always=true)"),
         "drawn": Match("mean", map="random", align="both(width=8)", distance="unit_sq"),
     }
-    student, teacher = tiny_model("bert", 2, seed=1), tiny_model("bert", 4)
+    if attention:
+        terms["attention"] = Match("scores", map="last")
+    student, teacher = tiny_model(family, 2, seed=1), tiny_model(family, 4)
     module = Distiller(teacher, student, terms, steps=10).to("cuda").train()
     data = examples(64)
     if cached:
@@ -78,6 +80,18 @@ def test_twenty_steps_wait_for_nothing(how):
 @pytest.mark.parametrize("cached", [False, True])
 def test_captured_is_eager(cached):
     eager, captured = (run(*made(eager=eager, cached=cached), 20) for eager in (True, False))
+    assert all(torch.equal(a, b) for a, b in zip(eager, captured))
+
+
+@pytest.mark.parametrize("attention", [False, True])
+@pytest.mark.parametrize("family", every_family)
+def test_every_family_is_captured(family, attention):
+    """Also those that make their positions, masks and scores in a way of their own."""
+    module, step = made(family=family, attention=attention)
+    captured = run(module, step, 12)
+    assert not step.captures.refused
+    assert len(step.captures.graphs) == 2
+    eager = run(*made(family=family, attention=attention, eager=True), 12)
     assert all(torch.equal(a, b) for a, b in zip(eager, captured))
 
 

@@ -22,6 +22,7 @@ from limbeck.engine.checkpoints import Checkpoints
 from limbeck.engine.loop import Loop
 from limbeck.folder import RunFolder
 from limbeck.prepare import prepare, request
+from limbeck.projector import folded
 from tests import toy
 
 # Two stages; an aligner that lives across them, and one that belongs to the second.
@@ -187,6 +188,40 @@ def test_killed_at_every_moment(recipe, uninterrupted, tmp_path, monkeypatch):
         assert (stage, "after run", True) in met
     assert {("predictions", f"{when} save_best", True) for when in ("before", "after")} <= met
     assert {("after", "before clear", True), ("after", "amid rmtree", True)} <= met
+
+
+PROJECTED = """
+name: projected
+init: [layers(first), classifier(frozen=true)]
+stages:
+  - name: predictions
+    epochs: 2
+    batch: 16
+    lr: 1e-3
+    objectives:
+      logits: {logits: kl(temperature=2)}
+      reads: {match: classifier_input, distance: mse}
+      states: {match: hidden, map: uniform, align: linear, distance: mse}
+"""
+
+
+def test_a_projector_resumes_with_its_student(tmp_path, monkeypatch):
+    recipe = tmp_path / "projected.yaml"
+    recipe.write_text(PROJECTED, encoding="utf8")
+    asked = {"student": toy.teacher("bert", width=16, layers=2, seed=1)}
+    start(recipe, tmp_path / "whole", **asked)
+    fuse = Fuse(monkeypatch)
+    fuse.is_new = lambda at: fuse.armed and at in ("after _step", "after _judge", "before write_json")
+    for _ in range(6):  # the third step is an epoch's last; then the scores are written
+        with pytest.raises(Killed):
+            start(recipe, tmp_path / "run", resume=True, **asked)
+    fuse.armed = False
+    start(recipe, tmp_path / "run", resume=True, **asked)
+    assert_same(tmp_path / "run", tmp_path / "whole")
+    began = prepare(request(str(recipe), DataSpec(**toy.data(EXAMPLES, 16)), teacher=toy.teacher("bert"), **asked))
+    before, after = folded(began.student), toy.weights(tmp_path / "run")
+    assert not torch.equal(before.bert.pooler.dense.weight, after["bert.pooler.dense.weight"])  # it trained
+    assert torch.equal(before.classifier.weight, after["classifier.weight"])  # it was frozen
 
 
 @pytest.mark.parametrize(

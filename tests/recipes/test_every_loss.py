@@ -11,7 +11,6 @@ from limbeck.prepare import prepare, request
 from tests import toy
 from tests.recipes.test_every_recipe import RECIPES
 
-
 # So that a fixed draw has a layer of the student in it.
 SETTINGS = {"theseus": ["stages.replace.objectives.labels.rate=linear(1.0)"]}
 

@@ -11,12 +11,18 @@ __all__ = ["model_card"]
 
 
 def model_card(
-    recipe: Mapping[str, Any], scores: Mapping[str, Any], citations: Sequence[str], *, base_model: str | None = None
+    recipe: Mapping[str, Any],
+    scores: Mapping[str, Any],
+    citations: Sequence[str],
+    *,
+    base_model: str | None = None,
+    own_code: bool = False,
 ) -> str:
     """The README.md of a student folder, in the Hub's format.
 
     `scores` is the run's `scores.json`; `citations` are BibTeX entries of the methods used; `base_model` is the Hub id
     of the teacher, or of the model that was fine-tuned. Leave it out for a local folder, which the Hub cannot link.
+    `own_code`: the folder holds the code of its model.
     """
     distilled = scores.get("teacher") is not None
     front = {
@@ -30,7 +36,7 @@ def model_card(
         f"# {scores['task']}, {recipe['name']}",
         _introduction(recipe, scores, distilled, base_model),
         f"## Scores\n\nOn the {scores.get('split', 'evaluation')} split, from 0 to 100.\n\n{metrics_markdown(scores)}",
-        LOADING,
+        LOADING.format(options=", trust_remote_code=True" if own_code else "") + (OWN_CODE if own_code else ""),
         f"## Recipe\n\n```yaml\n{_yaml(recipe)}```",
     ]
     if citations:
@@ -45,9 +51,15 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 folder = "path/to/this/folder"
 tokenizer = AutoTokenizer.from_pretrained(folder)
-model = AutoModelForSequenceClassification.from_pretrained(folder)
+model = AutoModelForSequenceClassification.from_pretrained(folder{options})
 logits = model(**tokenizer("A sentence.", return_tensors="pt")).logits
 ```"""
+
+
+OWN_CODE = """
+
+This model is narrower than the classifier it took over from its teacher, which no class of transformers is. Its own
+class is in `wide_head.py` beside it: read it, then let it run with `trust_remote_code=True`."""
 
 
 def _introduction(recipe: Mapping[str, Any], scores: Mapping[str, Any], distilled: bool, base_model: str | None) -> str:

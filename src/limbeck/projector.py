@@ -1,0 +1,75 @@
+"""The linear map a student may need before a reused classifier: put in to train, multiplied away to save.
+
+A classifier begins with a linear map of the state it reads. The projector stands before that map with nothing between
+them, so that the two are one linear map: of the family's own shape where the widths are equal, and otherwise of a
+classifier that is wider than the states it reads (`wide_head.py`).
+"""
+
+import copy
+from collections import OrderedDict
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
+from transformers.configuration_utils import PretrainedConfig
+
+from limbeck import architectures
+from limbeck.architectures import WIDE, dense_map, family, output_map
+
+
+def take_over(student: PreTrainedModel, teacher: PreTrainedModel, *, project: bool) -> set[str]:
+    """Give the student a copy of the teacher's classifier, and a projector where widths differ or `project` asks for
+    one. Answers the names of the parameters that were the teacher's."""
+    dense, output = (
+        copy.deepcopy(linear).to(student.device, student.dtype).requires_grad_()
+        for linear in (dense_map(teacher), output_map(teacher))
+    )
+    width = student.config.hidden_size
+    first: nn.Module = dense
+    if project or width != dense.in_features:
+        first = nn.Sequential(OrderedDict(projector=_projector(width, dense.in_features), dense=dense))
+    student.set_submodule(family(student).dense, first)
+    student.set_submodule(family(student).output, output)
+    reused = {id(parameter) for linear in (dense, output) for parameter in linear.parameters()}
+    return {name for name, parameter in student.named_parameters() if id(parameter) in reused}
+
+
+def _projector(inside: int, outside: int) -> nn.Linear:
+    """One that starts by leaving lengths as they are: the identity at equal widths, else orthogonal."""
+    projector = nn.Linear(inside, outside)
+    nn.init.eye_(projector.weight) if inside == outside else nn.init.orthogonal_(projector.weight)
+    nn.init.zeros_(projector.bias)
+    return projector
+
+
+def folded(student: PreTrainedModel) -> PreTrainedModel:
+    """The same function without a projector, as a model of its family, or of its family with a wider head."""
+    size, width = output_map(student).in_features, student.config.hidden_size
+    projector = architectures.projector(student)
+    if projector is None and size == getattr(student.config, "head_size", width):
+        return student
+    weights = student.state_dict()
+    if projector is not None:
+        inside = f"{family(student).dense}."
+        weights = {name: value for name, value in weights.items() if not name.startswith(inside)}
+        weights |= {inside + name: value for name, value in _product(dense_map(student), projector).items()}
+    kind = architectures.kind(student.config)
+    config = _config(student.config, kind if size == width else f"{WIDE}{kind}", size)
+    made = AutoModelForSequenceClassification.from_config(config, dtype=student.dtype)
+    made.load_state_dict(weights)
+    return made.train(student.training)
+
+
+@torch.no_grad()
+def _product(dense: nn.Linear, projector: nn.Linear) -> dict[str, Tensor]:
+    """One linear map for two; multiplied in double precision, so that rounding is that of the result alone."""
+    after, before = (linear.weight.double() for linear in (dense, projector))
+    bias = after @ projector.bias.double() + dense.bias.double()
+    return {"weight": (after @ before).to(dense.weight.dtype), "bias": bias.to(dense.bias.dtype)}
+
+
+def _config(config: PretrainedConfig, model_type: str, head_size: int) -> PretrainedConfig:
+    """The same settings as another class has them."""
+    values = {k: v for k, v in config.to_dict().items() if k not in ("model_type", "architectures", "auto_map")}
+    size = {"head_size": head_size} if model_type.startswith(WIDE) else {}
+    return AutoConfig.for_model(model_type, **values | size)

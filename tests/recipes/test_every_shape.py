@@ -1,0 +1,71 @@
+"""Every shipped recipe takes students of every shape, or says why its start cannot be."""
+
+import pytest
+
+from limbeck import architectures
+from limbeck import recipe as book
+from limbeck.data.spec import DataSpec
+from limbeck.errors import LimbeckError
+from limbeck.prepare import prepare, request
+from limbeck.spec import parse
+from tests import toy
+from tests.recipes.test_every_recipe import RECIPES
+
+DISTILLED = [recipe for recipe in RECIPES if recipe != "finetune"]
+
+
+def begun(recipe, *, teacher="bert", set=(), **who):
+    """A run made ready, every stage of which has taken one step backwards: what was learnt from, by stage."""
+    asked = request(recipe, DataSpec(**toy.data()), teacher=toy.teacher(teacher), set=set, **who)
+    prepared = prepare(asked)
+    for index, distiller in enumerate(prepared.distillers):
+        prepared.set_trained(index)
+        distiller.at(0, 0)
+        distiller.zero_grad()
+        loss = distiller(**prepared.probe()).loss
+        loss.backward()
+        assert loss.isfinite()
+        moved = [p for p in distiller.student.parameters() if p.grad is not None and p.grad.abs().max() > 0]
+        assert moved or "student" not in prepared.stages[index].train
+    return prepared
+
+
+def drawn(recipe):
+    """The recipe's own start, with random weights in place of somebody's layers."""
+    calls = [parse(call) for call in book.resolve(recipe).init]
+    return f"init=[{', '.join('random' if call.name in ('layers', 'checkpoint') else str(call) for call in calls)}]"
+
+
+@pytest.mark.parametrize("recipe", DISTILLED)
+def test_a_width(recipe):
+    """From the teacher's own configuration: with a start at random, and else an error that says so."""
+    prepared = begun(recipe, layers=2, width=16, set=[drawn(recipe)])
+    assert architectures.shape(prepared.student)[:3] == (2, 16, 2)
+    if drawn(recipe) != f"init=[{', '.join(book.resolve(recipe).init)}]":
+        with pytest.raises(LimbeckError, match=r"width 16 cannot take layers of width 32.*random in place"):
+            begun(recipe, layers=2, width=16)
+
+
+@pytest.mark.parametrize("recipe", DISTILLED)
+@pytest.mark.parametrize("family", ["bert", "deberta-v2"])
+def test_other_head_counts(recipe, family):
+    begun(recipe, teacher=family, student=toy.teacher(family, heads=2, layers=2, seed=1))
+
+
+@pytest.mark.parametrize("recipe", DISTILLED)
+@pytest.mark.parametrize("layers", [3, 4])
+def test_deeper_than_half(recipe, layers):
+    assert architectures.shape(begun(recipe, layers=layers).student).layers == layers
+
+
+@pytest.mark.parametrize("recipe", DISTILLED)
+@pytest.mark.parametrize("family", ["mpnet", "distilbert"])
+def test_another_family_with_the_same_vocabulary(recipe, family):
+    """A classifier that computes something else is not reused, and the error says why."""
+    student = toy.teacher(family, layers=2, seed=1)
+    reused = any(parse(call).name == "classifier" for call in book.resolve(recipe).init)
+    if family == "distilbert" and reused:
+        with pytest.raises(LimbeckError, match=r"\(bert\) cannot be reused.*a tanh.*a relu.*--set init="):
+            begun(recipe, student=student)
+    else:
+        assert begun(recipe, student=student).student.config.model_type == family
