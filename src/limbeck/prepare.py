@@ -24,7 +24,7 @@ from limbeck.engine.loop import total_steps
 from limbeck.engine.world import seed_for
 from limbeck.errors import LimbeckError
 from limbeck.initialisers import start_student
-from limbeck.objectives import Labels, Match, NamedAligner, Probe, build
+from limbeck.objectives import CoTraining, Labels, Match, NamedAligner, Probe, build
 from limbeck.recipe import Recipe, Stage, resolve, supplemented
 from limbeck.spec import allowing, parse
 
@@ -143,7 +143,7 @@ def _prepare(asked: Request) -> Prepared:
     corpus = scarce(load(asked.data, labelled=any(labelled)), asked.data, asked.seed)
     _training(corpus)
     notes += corpus.notes
-    teacher = models.load_model(asked.teacher) if asked.teacher else None
+    teacher = _teacher(asked, corpus.task, any(isinstance(o, CoTraining) for stage in declared for o in stage.values()))
     origin = asked.student or asked.teacher
     if origin is None:
         raise LimbeckError("give --teacher, the model to distil.")
@@ -254,6 +254,15 @@ def fingerprint(*splits: Encoded) -> str:
         if data.labels is not None:
             digest.update(data.labels.tobytes())
     return digest.hexdigest()[:16]
+
+
+def _teacher(asked: Request, task: Task, trains: bool) -> PreTrainedModel | None:
+    """The teacher; one that trains may lack a classifier, and gets a fresh one."""
+    if asked.teacher is None:
+        return None
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(asked.seed)
+        return models.load_model(asked.teacher, task if trains else None)
 
 
 def _models_agree(

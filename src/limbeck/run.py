@@ -201,6 +201,8 @@ def _train(
     if checkpoint:
         checkpoint.load(kept(state))
         display.say(f"goes on at stage {min(state.stage + 1, len(prepared.stages))}, step {state.step}")
+        if state.stage == len(prepared.stages):
+            prepared.distillers[-1].finish()
     while state.stage < len(prepared.stages):
         index = state.stage
         if frozen := prepared.set_trained(index):

@@ -42,20 +42,20 @@ class Step:
         device = accelerator.device
         self.accelerator, self.tokens, self.clip, self.say = accelerator, tokens, stage.clip, say
         self.teacher = distiller.teacher
-        self.lr = torch.tensor(stage.lr, device=device)
         self.count = torch.tensor(1.0, device=device)
         self.ids: dict[int, Tensor] = {}  # a buffer a piece size
         self.names = ["loss", *distiller.terms]
         self.parts = torch.zeros(len(self.names), device=device)
         cuda = device.type == "cuda"
-        self.optimizer = torch.optim.AdamW(groups(distiller, stage), lr=self.lr, fused=True, capturable=cuda)
+        self.optimizer = torch.optim.AdamW(groups(distiller, stage), fused=True, capturable=cuda)
+        self.rates = [group["lr"] for group in self.optimizer.param_groups]
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         alone = accelerator.num_processes == 1
         self.module: nn.Module = distiller if alone else accelerator.prepare_model(distiller)
         self.captures = captures(distiller, say) if cuda and alone and not eager else None
         self.stream = torch.cuda.Stream() if self.captures else None
         if self.captures:
-            prime(self.optimizer, self.lr)
+            prime(self.optimizer)
         # DDP watches the weights themselves, so under it they are cast by autocast instead.
         self.half = Half(distiller) if alone and accelerator.mixed_precision == "bf16" else None
         copied = {id(weight) for weight in distiller.student.parameters()} if self.half else set()
@@ -75,7 +75,8 @@ class Step:
 
     def __call__(self, pieces: Sequence[np.ndarray], length: int, examples: int, lr: float, seed: int) -> None:
         """Step on one optimiser batch of `examples`; `pieces` are the example ids of this process's share of it."""
-        self.lr.fill_(lr)
+        for group, rate in zip(self.optimizer.param_groups, self.rates):
+            rate.fill_(lr * group["pace"])
         # DDP averages gradients over processes; dividing by less makes that the sum contract 5 asks for.
         self.count.fill_(examples / self.accelerator.num_processes)
         if len(pieces) == 1:
@@ -156,8 +157,8 @@ class Step:
     def resume(self, checkpoint: Checkpoint) -> None:
         """Bring back the optimiser, and keep the buffers that captured steps read."""
         checkpoint.load_optimizer(self.optimizer)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.lr
+        for group, rate in zip(self.optimizer.param_groups, self.rates):
+            group["lr"] = rate
 
 
 def captures(distiller: Distiller, say: Callable[[str], None]) -> Captures | None:
@@ -176,11 +177,17 @@ def live_taps(distiller: Distiller) -> list[Tap]:
 
 
 def groups(distiller: Distiller, stage: Stage) -> list[dict]:
-    """Parameter groups: weights decay; biases and norms do not."""
-    trained = [p for p in distiller.parameters() if p.requires_grad]
-    decayed, plain = [p for p in trained if p.dim() > 1], [p for p in trained if p.dim() <= 1]
-    both = [{"params": decayed, "weight_decay": stage.weight_decay}, {"params": plain, "weight_decay": 0.0}]
-    return [group for group in both if group["params"]]
+    """Parameter groups: weights decay, biases and norms do not; a term may have a pace of its own."""
+    paces = {id(p): term.pace for term in distiller.terms.values() for p in term.parameters()}
+    found: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for parameter in distiller.parameters():
+        if parameter.requires_grad:
+            decay = stage.weight_decay if parameter.dim() > 1 else 0.0
+            found.setdefault((paces.get(id(parameter), 1.0), decay), []).append(parameter)
+    return [
+        {"params": members, "weight_decay": decay, "pace": pace, "lr": members[0].new_tensor(stage.lr * pace)}
+        for (pace, decay), members in found.items()
+    ]
 
 
 @contextmanager
@@ -194,11 +201,11 @@ def tensor_cores() -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def prime(optimizer: torch.optim.Optimizer, lr: Tensor) -> None:
+def prime(optimizer: torch.optim.Optimizer) -> None:
     """Have the optimiser make its state now, by a step that moves nothing: made while capturing, it would be made anew
     at every replay."""
-    lr.fill_(0.0)
     for group in optimizer.param_groups:
+        group["lr"].fill_(0.0)
         for parameter in group["params"]:
             parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
