@@ -5,6 +5,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from limbeck.architectures import Shape
 from limbeck.errors import LimbeckError
 from limbeck.objectives.base import Models, NamedAligner, Read
 from limbeck.objectives.heads import Headed
@@ -43,6 +44,9 @@ class Probe(Headed):
             note = "the student is made of these layers of the teacher, and takes their filters when the stage is over"
             self.layers = self.layers._replace(note="; ".join(filter(None, (self.layers.note, note))))
         self.loss = squared_error if models.regression else cross_entropy
+
+    def _settle_blend(self, teacher: Shape) -> None:
+        """Layers are read, not compared: there is nothing to blend."""
 
     def reads(self) -> set[Read]:
         return {read for read in super().reads() if read.model == "teacher" or self.teaches_student}
