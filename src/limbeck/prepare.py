@@ -244,6 +244,18 @@ def find_unreached(distiller: Distiller, batch: dict[str, torch.Tensor]) -> list
     return [name for name in trained if name not in reached]
 
 
+def whole_modules(distiller: Distiller, names: set[str]) -> list[str]:
+    """The largest modules that hold these parameters and no others."""
+    others = {name for name, _ in distiller.named_parameters() if name not in names}
+    mixed = {name[:end] for name in others for end in range(len(name)) if name[end] == "."}
+    found = []
+    for name in sorted(names):
+        parts = name.split(".")
+        paths = [".".join(parts[: i + 1]) for i in range(len(parts))]
+        found.append(next(path for path in paths if path not in mixed))
+    return list(dict.fromkeys(found))
+
+
 def fingerprint(*splits: Encoded) -> str:
     """A hash of the tokens and labels a run trains and selects on."""
     digest = hashlib.sha256()

@@ -25,7 +25,7 @@ from limbeck.engine.world import open_world
 from limbeck.errors import LimbeckError
 from limbeck.folder import RunFolder, write_file, write_folder, write_json, write_text
 from limbeck.models import quiet
-from limbeck.prepare import Prepared, Request, fingerprint, prepare, request
+from limbeck.prepare import Prepared, Request, fingerprint, prepare, request, whole_modules
 from limbeck.projector import folded
 from limbeck.report.card import model_card
 from limbeck.report.page import write_report
@@ -206,7 +206,8 @@ def _train(
     while state.stage < len(prepared.stages):
         index = state.stage
         if frozen := prepared.set_trained(index):
-            display.say(f"stage {prepared.stages[index].name}: no objective reaches {_listed(frozen)}; frozen")
+            named = _listed(whole_modules(prepared.distillers[index], set(frozen)))
+            display.say(f"stage {prepared.stages[index].name}: no objective reaches {named}; frozen")
         began, distiller = time.monotonic(), prepared.distillers[index]
         loop.data = prepared.data(index)
         live = distiller.teacher
