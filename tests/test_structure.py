@@ -19,7 +19,7 @@ ORDER = [
     {"errors", "folder", "wide_head"},
     {"spec"},
     {"features", "mappings", "distances", "architectures", "data", "report", "recipe", "pairs"},
-    {"taps", "projector", "models", "evaluation"},
+    {"taps", "projector", "models", "evaluation", "vocabulary"},
     {"filters", "initialisers"},
     {"aligners"},
     {"blends"},
