@@ -28,7 +28,7 @@ ORDER = [
     {"distiller"},
     {"engine"},
     {"prepare"},
-    {"run"},
+    {"run", "integrations"},
     {"check", "compare", "demo"},
     {"cli"},
     {"__main__"},

@@ -67,8 +67,7 @@ def _by_rows(loss: Callable[..., Tensor], predictors: list[Predictor], others: l
         raise LimbeckError(f"rows={rows} must be 1 or more: the logits of that many tokens are held at a time.")
     shape = predictors[0].states.shape[:-1]
     columns = [p.states.reshape(-1, p.states.shape[-1]) for p in predictors] + others
-    # Autograd adds up the gradients of all pieces in the precision of what they are taken from.
-    outputs = [(_precise(p.weight), None if p.bias is None else _precise(p.bias)) for p in predictors]
+    outputs = [(_adding(p.weight), None if p.bias is None else _adding(p.bias)) for p in predictors]
 
     def piece(*taken: Tensor) -> Tensor:
         logits = [_logits(states, *output) for states, output in zip(taken, outputs)]
@@ -85,6 +84,11 @@ def _by_rows(loss: Callable[..., Tensor], predictors: list[Predictor], others: l
 def _logits(states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     made = _precise(F.linear(states, weight.to(states.dtype)))
     return made if bias is None else made + bias
+
+
+def _adding(weight: Tensor) -> Tensor:
+    """A weight whose gradients from all pieces autograd adds up in fp32 or better."""
+    return _precise(weight) if weight.requires_grad else weight
 
 
 def _precise(values: Tensor) -> Tensor:
