@@ -1,7 +1,7 @@
 """From what the user asked for to everything a run needs. Every user's mistake is found here, before training."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -91,15 +91,7 @@ class Prepared:
         return self.unreached[index]
 
     def _wanted(self, name: str, distiller: Distiller, stage: Stage) -> bool:
-        if name.startswith("student."):
-            return "student" in stage.train and name.removeprefix("student.") not in self.frozen
-        if "aligners" in stage.train:
-            return True
-        aligner = getattr(distiller.terms[name.split(".")[1]], "align", None)
-        if aligner is None or aligner.name not in self.aligners:
-            return False
-        side = name.partition(".aligner.")[2].partition(".")[0]
-        return aligner.name in stage.train or f"{aligner.name}.{side}" in stage.train
+        return name.removeprefix("student.") not in self.frozen and trains(name, distiller, stage, self.aligners)
 
     def probe(self) -> dict[str, torch.Tensor]:
         """Two short examples, to see what a forward does."""
@@ -217,6 +209,19 @@ def _prepare(asked: Request) -> Prepared:
         start.frozen,
         notes,
     )
+
+
+def trains(name: str, distiller: Distiller, stage: Stage, aligners: Container[str]) -> bool:
+    """Whether a stage's `train` list names this parameter; `aligners` are those that have names."""
+    if name.startswith("student."):
+        return "student" in stage.train
+    if "aligners" in stage.train:
+        return True
+    aligner = getattr(distiller.terms[name.split(".")[1]], "align", None)
+    if aligner is None or aligner.name not in aligners:
+        return False
+    side = name.partition(".aligner.")[2].partition(".")[0]
+    return aligner.name in stage.train or f"{aligner.name}.{side}" in stage.train
 
 
 def find_unreached(distiller: Distiller, batch: dict[str, torch.Tensor]) -> list[str]:
