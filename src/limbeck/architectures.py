@@ -216,6 +216,14 @@ def shortened(model: PreTrainedModel, depth: int, *, skip: int = 0) -> nn.Module
     return view
 
 
+def cut_short(model: PreTrainedModel, depth: int) -> PreTrainedModel:
+    """The model with a forward that ends after `depth` blocks, with what `shortened` gives. Hooks on the model run too:
+    those of a model that is cut over processes gather its weights."""
+    view = _shallow(model)
+    view._modules[model.base_model_prefix] = view.__dict__["forward"] = shortened(model, depth)
+    return view
+
+
 def copied_blocks(model: PreTrainedModel, first: int, last: int) -> nn.Module:
     """A copy of blocks `first` to `last`: a base model that takes states (`inputs_embeds`) and has no embeddings.
 
@@ -263,6 +271,6 @@ Some = TypeVar("Some", bound=nn.Module)
 
 
 def _shallow(module: Some) -> Some:
-    view = copy.copy(module)
-    view._modules = dict(module._modules)
+    view = object.__new__(type(module))  # not copy.copy: the class of a sharded module makes another by its __init__
+    view.__dict__.update(module.__dict__, _modules=dict(module._modules))
     return view

@@ -19,6 +19,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from limbeck import architectures
 from limbeck.data.encoding import Encoded
@@ -115,6 +116,7 @@ def fingerprint(tap: Tap, dtype: torch.dtype) -> str:
     digest.update(repr(sorted(config.items(), key=str)).encode())
     for name, weight in tap.model.state_dict().items():
         digest.update(name.encode() + str(weight.dtype).encode())
+        weight = weight.full_tensor() if isinstance(weight, DTensor) else weight
         digest.update(weight.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
@@ -165,11 +167,15 @@ class Store:
 
 
 def budget(device: torch.device) -> dict[str, int]:
-    """Bytes that may be taken, on the device and on the host."""
+    """Bytes that may be taken, on the device and on the host; the least of all processes, which must cache alike: a
+    sharded teacher answers all of them at once, or none."""
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     host = int(HOST_SHARE * psutil.virtual_memory().available / processes)
     free = int(DEVICE_SHARE * torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else 0
-    return {"device": free, "host": host}
+    left = torch.tensor([free, host], device=device)
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.all_reduce(left, op=torch.distributed.ReduceOp.MIN)
+    return dict(zip(("device", "host"), left.tolist()))
 
 
 def canonical(data: Encoded, ids: np.ndarray, longest: int) -> Iterator[tuple[np.ndarray, int]]:

@@ -149,6 +149,12 @@ class Going:
     compile: Annotated[
         str, _option("--compile", "Blocks by torch.compile on a GPU: off, auto (in long stages), on.", TRAINING)
     ] = "auto"
+    shard: Annotated[
+        bool, _option("--shard", "Cut student and teacher over the processes of torchrun (FSDP2).", TRAINING)
+    ] = False
+    recompute: Annotated[
+        bool, _option("--recompute", "Keep no activations in the student's blocks: less memory, more time.", TRAINING)
+    ] = False
     track: Annotated[
         str | None, _option("--track", "Also log to tensorboard, wandb, … (any tracker of Accelerate).", TRAINING)
     ] = None
@@ -158,7 +164,7 @@ class Going:
         """As distill and finetune take them."""
         from limbeck.engine.loop import Pace
 
-        pace = Pace(self.micro_batch, self.log_every, self.save_every, self.eager, self.compile, self.cache)
+        pace = Pace(**{field.name: getattr(self, field.name) for field in fields(Pace)})
         return {"out": self.out, "resume": self.resume, "track": self.track, "pace": pace, "quiet": self.quiet}
 
 

@@ -89,7 +89,8 @@ def predict(
     by_length = np.argsort(lengths, kind="stable")
     autocast = torch.autocast(model.device.type, dtype=precision, enabled=precision is not None)
     rows = []
-    with evaluating(model), torch.inference_mode(), autocast:
+    # Not in inference mode: weights that a sharded model gathers there could not be trained afterwards.
+    with evaluating(model), torch.no_grad(), autocast:
         for start in range(0, len(by_length), batch_size):
             ids = by_length[start : start + batch_size]
             batch = encoded.batch(ids, bucket(int(lengths[ids].max()), int(lengths.max())))

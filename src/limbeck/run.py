@@ -18,9 +18,10 @@ from safetensors.torch import save_file
 from limbeck import efficiency, evaluation
 from limbeck import recipe as recipes
 from limbeck.data.spec import DataSpec
-from limbeck.engine.checkpoints import Checkpoints, State, plain
+from limbeck.engine.checkpoints import Checkpoints, State
 from limbeck.engine.loop import Loop, Pace
 from limbeck.engine.progress import Display, clock
+from limbeck.engine.sharding import check_processes, fill, gathered, shard, shell
 from limbeck.engine.world import open_world
 from limbeck.errors import LimbeckError
 from limbeck.folder import RunFolder, write_file, write_folder, write_json, write_text
@@ -122,6 +123,8 @@ def _execute(asked: Request, folder: RunFolder, resume: bool, track: str | None,
     _check_folder(folder, resume)
     began = time.monotonic()
     accelerator = open_world(track=track, folder=folder.path)
+    if pace.shard:
+        check_processes()
     display = Display(quiet=quiet or not accelerator.is_main_process)
     prepared = prepare(asked)
     again = resume and folder.request.exists()
@@ -160,13 +163,19 @@ def _train(
 ) -> tuple[State, float]:
     """Train every stage; how things stand at the end, and the seconds that earlier tries of a resumed run took."""
     student = prepared.student.to(accelerator.device)  # type: ignore[arg-type]
+    half = accelerator.mixed_precision == "bf16"
     light = None
-    if prepared.teacher is not None and accelerator.mixed_precision == "bf16":
-        light = copy.deepcopy(prepared.teacher).to(torch.bfloat16)  # type: ignore[arg-type]
+    if prepared.teacher is not None and (half or pace.shard):
+        light = copy.deepcopy(prepared.teacher).to(torch.bfloat16 if half else torch.float32)  # type: ignore[arg-type]
     for distiller in prepared.distillers:
         if isinstance(distiller.teacher, Live) and light is not None:
             distiller.teacher.lighten(light)
         distiller.to(accelerator.device)
+    if pace.shard:
+        prepared.student = shell(student)
+        shard(student, half=half)
+        if light is not None:
+            shard(light)
     aligners = {f"aligners.{n}": a.module for n, a in prepared.aligners.items() if a.module is not None}
     selected = next(iter(prepared.evals.values()), None)
 
@@ -233,10 +242,11 @@ def _train(
         if live is not None:
             distiller.teacher = live  # the memory of a cache goes with its stage
         state = State(stage=index + 1, seconds=state.seconds, logged=folder.logged())
-        if accelerator.is_main_process:
-            loop.checkpoints.save(state, kept(state), None)
+        loop.checkpoints.save(state, kept(state), None)
         accelerator.wait_for_everyone()
         checkpoint = None
+    if pace.shard:
+        fill(prepared.student, student, keep=accelerator.is_main_process)
     return state, earlier
 
 
@@ -315,7 +325,7 @@ def _leave(prepared: Prepared, folder: RunFolder, scores: dict[str, Any]) -> Non
     write_folder(folder.student, save_student)
     beside = prepared.distillers[-1].objectives.state_dict()
     if beside:
-        write_file(folder.aligners, lambda place: save_file(plain(beside), place))
+        write_file(folder.aligners, lambda place: save_file(gathered(beside), place))
     write_json(folder.scores, scores)
     _tidy(folder)
 

@@ -44,7 +44,7 @@ class Tap:
             self.hidden.add(depth)
         self.whole = any(self._site(name) == "logits" for name, _ in self.sites)
         self.depth = depth if self.whole else max(self.hidden | self.attention | {1})  # layer 0 is what block 1 takes
-        self.runs = model if self.whole else architectures.shortened(model, self.depth)
+        self.runs = model if self.whole else architectures.cut_short(model, self.depth)
         self.relative: dict[tuple[int, torch.device], Tensor] = {}
 
     def _site(self, name: str) -> str:

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel, Trainer, TrainingArguments
 from limbeck import architectures
 from limbeck.data.mixing import Mixup
 from limbeck.distiller import Distiller
-from limbeck.engine.checkpoints import plain
+from limbeck.engine.sharding import gathered
 from limbeck.engine.world import seed_for
 from limbeck.errors import LimbeckError, did_you_mean
 from limbeck.objectives import NamedAligner, Objective, build
@@ -171,7 +171,7 @@ class DistillationTrainer(Trainer):
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
         if self.args.should_save:
-            save_file(plain(self.distiller.objectives.state_dict()), Path(output_dir) / ALIGNERS)
+            save_file(gathered(self.distiller.objectives.state_dict()), Path(output_dir) / ALIGNERS)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
