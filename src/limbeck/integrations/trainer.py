@@ -200,16 +200,15 @@ def _chosen(recipe: Recipe, name: str | None) -> tuple[Stage, int]:
 
 
 def _check(trainer: Trainer, student: PreTrainedModel) -> None:
-    """What Trainer offers and this one cannot do, all at once."""
-    args = trainer.args
+    """Refuse what Trainer offers and this one cannot do."""
     refused = {
-        "fsdp": args.fsdp,
-        "deepspeed": args.deepspeed,
-        "several GPUs in one process (start one each, with torchrun)": args.n_gpu > 1,
-        "label_smoothing_factor": args.label_smoothing_factor,
+        "FSDP": trainer.is_fsdp_enabled,
+        "DeepSpeed": trainer.is_deepspeed_enabled,
+        "several GPUs in one process (start one for each, with torchrun)": trainer.args.n_gpu > 1,
+        "label_smoothing_factor": trainer.args.label_smoothing_factor,
         "compute_loss_func": trainer.compute_loss_func,
-        "a student with a projector": architectures.projector(student),
+        "a student with a projector (limbeck.distill does)": architectures.projector(student),
     }
     found = [name for name, asked in refused.items() if asked]
     if found:
-        raise LimbeckError(f"DistillationTrainer does not take {', '.join(found)}. limbeck.distill may.")
+        raise LimbeckError(f"DistillationTrainer does not take {', nor '.join(found)}.")
