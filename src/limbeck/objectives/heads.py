@@ -8,9 +8,11 @@ from torch import Tensor
 
 from limbeck.distances import PREDICTIONS, logits_mse
 from limbeck.errors import LimbeckError
+from limbeck.features import Rows
 from limbeck.filters import Filters
 from limbeck.objectives.base import Models, NamedAligner
 from limbeck.objectives.match import Match
+from limbeck.objectives.predictions import from_teacher
 from limbeck.spec import Call, bind, parse
 from limbeck.taps import Features
 
@@ -22,6 +24,7 @@ class Headed(Match):
 
     def bind(self, models: Models, named: Mapping[str, NamedAligner]) -> None:
         super().bind(models, named)
+        self.kind = models.kind
         if not isinstance(self.aligner, Filters):
             raise LimbeckError(f"{self.call}: align: {self.align} has no heads to predict with. Use align: filters(…).")
 
@@ -36,10 +39,14 @@ class Headed(Match):
             return [(s, t) for s in self.layers.student for t in self.layers.teacher]
         return super().pairs()
 
-    def predicted(self, side: Literal["student", "teacher"], features: Features) -> list[Tensor]:
-        """The predictions of a model's layers: `(batch, labels)` each."""
+    def predicted(self, side: Literal["student", "teacher"], features: Features) -> list[Rows]:
+        """The predictions of a model's layers: a row an example, or a token where the task has labels of tokens."""
         rows = [features[str(self.call), layer] for layer in getattr(self.layers, side)]
-        return getattr(self.filters, side).predict([one.values for one in rows], rows[0].mask)
+        mask = rows[0].mask
+        found = getattr(self.filters, side).predict([one.values for one in rows], mask)
+        if mask.dim() == 2 and not self.kind.per_token:
+            mask = torch.ones_like(mask[:, 0])
+        return [Rows(values, mask) for values in found]
 
     def reduced(self, losses: Sequence[Tensor]) -> Tensor:
         """The sum over layers, or the mean where the recipe asks for it."""
@@ -76,12 +83,17 @@ class Heads(Headed):
         ours = self.predicted("student", student)
         with torch.no_grad():
             theirs = self.predicted("teacher", teacher)
-        targets = [attended(one, theirs) for one in ours] if self.layers.attend else theirs
-        return self.reduced([self.distance(one, target) for one, target in zip(ours, targets)])
+        targets = (
+            [Rows(attended(one.values, [t.values for t in theirs]), one.mask) for one in ours]
+            if self.layers.attend
+            else theirs
+        )
+        labels = batch.get("labels")
+        return self.reduced([from_teacher(self.distance, self.kind, o, t, labels) for o, t in zip(ours, targets)])
 
 
 def attended(query: Tensor, teacher: Sequence[Tensor]) -> Tensor:
     """The teacher's predictions, mixed by the softmax of their dot products with the student's; no gradient."""
-    outputs = torch.stack(list(teacher), 1)
-    weights = torch.einsum("bd,bkd->bk", query.detach(), outputs).softmax(-1)
-    return torch.einsum("bk,bkd->bd", weights, outputs)
+    outputs = torch.stack(list(teacher), -2)
+    weights = torch.einsum("...d,...kd->...k", query.detach(), outputs).softmax(-1)
+    return torch.einsum("...k,...kd->...d", weights, outputs)
