@@ -33,8 +33,8 @@ def measure(task: Task, logits: np.ndarray, right: Any) -> dict[str, float]:
             f"Task {task.name} asks for the metric {unknown[0]!r}; there are {', '.join(kind.metrics)}."
             + did_you_mean(unknown[0], kind.metrics)
         )
-    predictions = kind.decided(logits, task.labels, right)
-    return {name: 100 * float(kind.metrics[name](predictions, right)) for name in task.metrics}
+    predictions, expected = kind.decided(logits, task.labels, right), kind.expected(right, task.labels)
+    return {name: 100 * float(kind.metrics[name](predictions, expected)) for name in task.metrics}
 
 
 def predict(

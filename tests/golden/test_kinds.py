@@ -2,6 +2,7 @@
 
 import torch
 import torch.nn.functional as F
+from transformers import AutoModelForTokenClassification
 
 from limbeck.distiller import Distiller
 from limbeck.objectives import build
@@ -33,3 +34,17 @@ def test_multi_label():
     p, q = (t.logits / 2).sigmoid(), (s.logits / 2).sigmoid()
     soft = p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()
     close(found, 0.5 * hard + 0.5 * 4 * soft.mean(1).mean())
+
+
+def test_tagging():
+    """The mean over an example's labelled tokens, then over examples; the teacher is heard at those tokens alone."""
+    labels = torch.full((3, 12), -100)
+    labels[0, [1, 2, 5]], labels[1, 3], labels[2, 1:7] = torch.tensor([0, 2, 1]), 1, 2
+    found, s, t = losses(labels, labels=3, auto=AutoModelForTokenClassification)
+    expected = 0
+    for row in range(3):
+        at = (labels[row] >= 0).nonzero()[:, 0]
+        hard = F.cross_entropy(s.logits[row, at], labels[row, at])
+        p, q = ((m.logits[row, at] / 2).softmax(-1) for m in (t, s))
+        expected = expected + (0.5 * hard + 0.5 * 4 * (p * (p / q).log()).sum(-1).mean()) / 3
+    close(found, expected)

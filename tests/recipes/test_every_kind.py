@@ -32,6 +32,14 @@ def lengths(text):
     return [name for name, has in (("even", count % 2 == 0), ("long", count > 6)) if has]
 
 
+def tags(text):
+    """Words with an a are entities, of two words where the next one has one too."""
+    found = []
+    for word in text.split():
+        found.append("O" if "a" not in word else "I-A" if found and found[-1] != "O" else "B-A")
+    return found
+
+
 CASES = {
     "classification": Case(
         lambda text: {"text": text, "label": "even" if lengths(text)[:1] == ["even"] else "odd"}, ("even", "odd")
@@ -42,6 +50,7 @@ CASES = {
         ("even", "long"),
         (("problem_type", "multi_label_classification"),),
     ),
+    "tagging": Case(lambda text: {"tokens": text.split(), "tags": tags(text)}, ("O", "I-A", "B-A")),
 }
 
 

@@ -24,7 +24,19 @@ _PAIRS = (
     ("query", "document"),
 )
 _TEXTS = ("text", "sentence", "sentence1", "premise", "question", "query", "review", "content", "document", "comment")
-_LABELS = ("label", "labels", "gold_label", "class", "target", "is_duplicate", "category", "sentiment", "score")
+_LABELS = (
+    "label",
+    "labels",
+    "gold_label",
+    "class",
+    "target",
+    "is_duplicate",
+    "category",
+    "sentiment",
+    "score",
+    "tags",
+    "ner_tags",
+)
 
 _NUMBER = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?")
 

@@ -96,6 +96,10 @@ class Kind:
         """What a model answers, as its metrics take it."""
         return logits.argmax(axis=-1)
 
+    def expected(self, right: Any, names: Sequence[str]) -> Any:
+        """What would have been the right answer, as metrics take it."""
+        return right
+
     def answers(self, logits: np.ndarray, names: Sequence[str], right: Any) -> list[dict[str, Any]]:
         """What a file of predictions says of each example."""
         found = self.decided(logits, names, right)
