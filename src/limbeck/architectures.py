@@ -7,14 +7,16 @@ import copy
 import inspect
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
+import transformers
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
 from transformers.configuration_utils import PretrainedConfig
 
 from limbeck import wide_head
+from limbeck.data import kinds
 from limbeck.errors import LimbeckError
 
 
@@ -24,7 +26,8 @@ class Family:
 
     blocks: str  # the list of blocks, from the base model
     attention: str  # the self-attention, from a block
-    # The classifier of every family is output(activation(dense(h))), of the first token's last state h.
+    # The classifier of every family is output(activation(dense(h))), of the first token's last state h. Kinds of tasks
+    # that predict for every token have one linear map instead.
     head: tuple[str, ...]  # what stands between the last block and the predictions, from the whole model
     dense: str  # from the whole model, as the next
     output: str  # one row a label
@@ -100,7 +103,13 @@ def family(model: PreTrainedModel) -> Family:
             f"Known: {', '.join(sorted(FAMILIES))}. "
             "A new family is one entry in limbeck/architectures.py: the paths of its blocks, self-attention and head."
         )
-    return FAMILIES[kind(model.config)]
+    found, head = FAMILIES[kind(model.config)], kinds.of(model).head
+    return replace(found, head=(head,), dense=head, output=head, activation="none") if head else found
+
+
+def auto_class(kind: kinds.Kind) -> Any:
+    """The class of transformers that makes models for a kind of task."""
+    return getattr(transformers, kind.auto)
 
 
 def blocks(model: PreTrainedModel) -> nn.ModuleList:
@@ -144,19 +153,23 @@ def activation(model: PreTrainedModel) -> str:
 
 def output_map(model: PreTrainedModel) -> nn.Linear:
     """The linear map whose rows are the labels."""
-    return _linear(model.get_submodule(family(model).output))
+    return _last(model.get_submodule(family(model).output))
 
 
 def dense_map(model: PreTrainedModel) -> nn.Linear:
     """The classifier's first linear map."""
-    found = model.get_submodule(family(model).dense)
-    return _linear(found[1] if isinstance(found, nn.Sequential) else found)
+    return _last(model.get_submodule(family(model).dense))
 
 
 def projector(model: PreTrainedModel) -> nn.Linear | None:
     """The linear map that a student in training may have before a reused classifier."""
     found = model.get_submodule(family(model).dense)
     return _linear(found[0]) if isinstance(found, nn.Sequential) else None
+
+
+def _last(module: nn.Module) -> nn.Linear:
+    """The map itself, behind a projector or not."""
+    return _linear(module[1] if isinstance(module, nn.Sequential) else module)
 
 
 def _linear(module: nn.Module) -> nn.Linear:

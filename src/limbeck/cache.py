@@ -53,8 +53,8 @@ def cachable(sites: Iterable[Site]) -> list[Site]:
 
 def size_of(site: Site, tap: Tap, data: Encoded, dtype: torch.dtype) -> int:
     """The bytes a site takes."""
-    count = len(data.columns["input_ids"]) if _rows(site) == "token" else len(data)
-    return count * _width(site, tap) * _dtype(site, dtype).itemsize
+    count = len(data.columns["input_ids"]) if _per_token(site, tap) else len(data)
+    return count * _width(site, tap) * _dtype(site, tap, dtype).itemsize
 
 
 def build(
@@ -80,7 +80,7 @@ def build(
     keys = example_keys(data, tap.columns)
     home = folder / fingerprint(tap, dtype) if folder else None
     tables = [
-        Table(site, _empty(site, tap, data, dtype, place, home), _rows(site) == "token", place == "file")
+        Table(site, _empty(site, tap, data, dtype, place, home), _per_token(site, tap), place == "file")
         for site, place in kept
     ]
     stores = [Store(home / _file(table.site)) if home else None for table in tables]
@@ -222,8 +222,8 @@ def _place(size: int, left: dict[str, int], device: torch.device, folder: Path |
 
 
 def _empty(site: Site, tap: Tap, data: Encoded, dtype: torch.dtype, place: str, folder: Path | None) -> Tensor:
-    count = len(data.columns["input_ids"]) if _rows(site) == "token" else len(data)
-    shape, kind = (count, _width(site, tap)), _dtype(site, dtype)
+    count = len(data.columns["input_ids"]) if _per_token(site, tap) else len(data)
+    shape, kind = (count, _width(site, tap)), _dtype(site, tap, dtype)
     if place == "file" and folder:
         folder.mkdir(parents=True, exist_ok=True)
         name = folder / f".{_file(site)}-{os.getpid()}.table"  # this run's own; what is shared are the stored pieces
@@ -233,9 +233,13 @@ def _empty(site: Site, tap: Tap, data: Encoded, dtype: torch.dtype, place: str, 
     return torch.empty(shape, dtype=kind, device=tap.model.device if place == "device" else "cpu")
 
 
-def _dtype(site: Site, dtype: torch.dtype) -> torch.dtype:
+def _dtype(site: Site, tap: Tap, dtype: torch.dtype) -> torch.dtype:
     """Tokens are many: they are kept in the precision the model ran in."""
-    return dtype if _rows(site) == "token" else torch.float32
+    return dtype if _per_token(site, tap) else torch.float32
+
+
+def _per_token(site: Site, tap: Tap) -> bool:
+    return tap.kind.per_token if _rows(site) == "prediction" else _rows(site) == "token"
 
 
 def _width(site: Site, tap: Tap) -> int:

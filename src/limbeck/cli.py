@@ -47,6 +47,9 @@ class Columns:
     text_pair: Annotated[str | None, _option("--text-pair", "The column with the second text.", DATA)] = None
     label: Annotated[str | None, _option("--label", "The column with the label.", DATA)] = None
     labels: Annotated[str | None, _option("--labels", "The label names in order: no,yes.", DATA)] = None
+    kind: Annotated[
+        str | None, _option("--kind", "What is predicted, where the file does not show it: multi-label, tagging.", DATA)
+    ] = None
     max_length: Annotated[int, _option("--max-length", "Tokens an example may have; longer ones are cut.", DATA)] = 128
 
     def spec(self) -> dict[str, Any]:

@@ -45,6 +45,7 @@ class Seen:
     attention: dict[int, Attention] = field(default_factory=dict)
     logits: Tensor | None = None
     projector: nn.Linear | None = None  # what stands between the last state and the classifier
+    per_token: bool = False  # the classifier predicts for every token
 
     # Shared by all layers, so that each is computed once.
 
@@ -63,6 +64,11 @@ class Seen:
         """The row mask of a feature with one row an example."""
         return torch.ones_like(self.mask[:, 0])
 
+    @property
+    def predicted(self) -> Tensor:
+        """The row mask of the predictions."""
+        return self.mask if self.per_token else self.one_row
+
 
 Feature = TypeVar("Feature", bound=Callable[..., Rows])
 
@@ -73,10 +79,10 @@ def seen_at(
     fixed: int | None = None,
     width: str | None = None,
     distribution: bool = False,
-    rows: Literal["example", "token"] | None = None,
+    rows: Literal["example", "token", "prediction"] | None = None,
 ) -> Callable[[Feature], Feature]:
     """Say where a feature looks, the one layer it has (`fixed`), which of a model's sizes D is, whether its rows are
-    distributions, and whether there is one an example or one a token (then it can be cached)."""
+    distributions, and whether there is one an example, a token or a prediction (then it can be cached)."""
 
     def mark(function: Feature) -> Feature:
         marks = {"site": site, "fixed": fixed, "width": width, "distribution": distribution, "rows": rows}
@@ -112,22 +118,23 @@ def embeddings(seen: Seen, layer: int) -> Rows:
     return hidden(seen, layer)
 
 
-@seen_at("classifier", fixed=LOGITS, width="reads", rows="example")
+@seen_at("classifier", fixed=LOGITS, width="reads", rows="prediction")
 def classifier_input(seen: Seen, layer: int) -> Rows:
-    """What the classifier reads: the state of the first token after the last block, through the student's projector
-    where it has one."""
-    state = _exact(seen.hidden[max(seen.hidden)][:, 0])
+    """What the classifier reads: the state after the last block of the first token, or of every one it predicts for,
+    through the student's projector where it has one."""
+    state = seen.hidden[max(seen.hidden)]
+    state = _exact(state if seen.per_token else state[:, 0])
     if seen.projector is not None:
         state = F.linear(state, _exact(seen.projector.weight), _exact(seen.projector.bias))
-    return Rows(state, seen.one_row)
+    return Rows(state, seen.predicted)
 
 
-@seen_at("logits", fixed=LOGITS, width="labels", rows="example")
+@seen_at("logits", fixed=LOGITS, width="labels", rows="prediction")
 def logits(seen: Seen, layer: int) -> Rows:
     """The predictions."""
     if seen.logits is None:
         raise RuntimeError("logits were read, but the forward stopped before them")
-    return Rows(_exact(seen.logits), seen.one_row)
+    return Rows(_exact(seen.logits), seen.predicted)
 
 
 @seen_at("attention")

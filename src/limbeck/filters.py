@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from limbeck import architectures
+from limbeck.data import kinds
 from limbeck.errors import LimbeckError
 from limbeck.mappings import Layers
 from limbeck.taps import IMPLEMENTATION
@@ -47,6 +48,10 @@ class Filters(nn.Module):
             raise LimbeckError("filters belong to layers, and a random map has other layers each epoch. Use another.")
         if not tokens and self.kind in ("next-layer", "all-next-layers"):
             raise LimbeckError(f"filters({self.kind}) attend to every token: compare hidden.")
+        if not tokens and kinds.of(student).per_token:
+            raise LimbeckError(
+                "the task has labels of tokens, which heads can only learn from every token: use hidden."
+            )
         if self.layers is not None:
             if self.layers[:2] != layers[:2]:
                 raise LimbeckError(
@@ -87,14 +92,15 @@ class Side(nn.Module):
         width = asked.width if asked.kind else architectures.shape(model).width
         self.filters = nn.ModuleList(_filter(asked.kind, model, layer, width) for layer in layers)
         self.heads = nn.ModuleList(_head(asked.head, width, labels) for _ in layers)
+        self.per_token = kinds.of(model).per_token
 
     def forward(self, states: Sequence[Tensor], mask: Tensor) -> list[Tensor]:
         return [f(s, mask) if isinstance(f, Blocks) else f(s) for f, s in zip(self.filters, states)]
 
     def predict(self, states: Sequence[Tensor], mask: Tensor) -> list[Tensor]:
-        """The predictions of every head: `(batch, labels)` each."""
+        """The predictions of every head, of the first token or, where the task asks for that, of each."""
         filtered = self(states, mask)
-        return [head(f[:, 0] if f.dim() == 3 else f) for head, f in zip(self.heads, filtered)]
+        return [head(f[:, 0] if f.dim() == 3 and not self.per_token else f) for head, f in zip(self.heads, filtered)]
 
 
 class Blocks(nn.Module):

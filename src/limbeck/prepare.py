@@ -11,9 +11,10 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from limbeck import architectures, models
+from limbeck.data import kinds
+from limbeck.data.alignment import align
 from limbeck.data.corpus import Corpus, Split
 from limbeck.data.encoding import Encoded, encode
-from limbeck.data.labels import align
 from limbeck.data.loading import load, load_inputs
 from limbeck.data.mixing import Mixup
 from limbeck.data.scarcity import scarce
@@ -162,10 +163,11 @@ def _prepare(asked: Request) -> Prepared:
     both = [model for model in (teacher, start.student) if model is not None]
     longest = min(models.longest_input(model.config, tokenizer, asked.data.max_length) for model in both)
     columns = {column for model in both for column in architectures.inputs(model)}
-    train = encode(_training(corpus), tokenizer, columns, longest)
+    kind = kinds.KINDS[corpus.task.kind]
+    train = encode(_training(corpus), tokenizer, columns, longest, kind)
     if longest < asked.data.max_length and train.lengths.max() == longest:
         notes.append(f"longer texts are cut at {longest} tokens, the most these models take")
-    evals = {name: encode(split, tokenizer, columns, longest) for name, split in corpus.evals.items()}
+    evals = {name: encode(split, tokenizer, columns, longest, kind) for name, split in corpus.evals.items()}
     others = {}
     for index, stage in enumerate(recipe.stages):
         if stage.data:
@@ -182,7 +184,7 @@ def _prepare(asked: Request) -> Prepared:
                 start.student,
                 objectives,
                 aligners=aligners,
-                train_labels=_labels(others.get(index, train)),
+                train_labels=_labels(others.get(index, train), kind),
                 mixup=Mixup(stage.mixup, rows=stage.batch) if stage.mixup else None,
                 steps=total_steps(stage, len(others.get(index, train))),
                 seed=asked.seed,
@@ -302,23 +304,27 @@ def _models_agree(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(asked.seed)  # a classifier the checkpoint lacks is drawn
         source = models.load_model(name, corpus.task)
-    if not any(parse(call).name == "checkpoint" for call in asked.recipe.init):
-        return corpus, source  # its classifier is not used
-    if teacher is None and not models.fits_labels(source, corpus.task):
+    used = any(parse(call).name == "checkpoint" for call in asked.recipe.init)  # its classifier
+    foreign = kinds.of(source).auto != kinds.KINDS[corpus.task.kind].auto
+    if foreign or (used and teacher is None and not models.fits_labels(source, corpus.task)):
         notes.append(
             f"the classifier of {name} predicts {_predicted(source)}, which is not the task: a fresh one is made"
         )
         source = models.renew_classifier(source, corpus.task, asked.seed)
-    models.adopt_labels(source, corpus.task, f"student {name}")
+    if used:
+        models.adopt_labels(source, corpus.task, f"student {name}")
     return corpus, source
 
 
-def _labels(data: Encoded) -> torch.Tensor | None:
-    return None if data.labels is None else torch.from_numpy(data.labels)
+def _labels(data: Encoded, kind: kinds.Kind) -> torch.Tensor | None:
+    """What tells examples apart: their class, or that they are not the same."""
+    if data.right is None:
+        return None
+    return torch.from_numpy(data.labels) if kind.name == "classification" else torch.arange(len(data))
 
 
 def _predicted(model: PreTrainedModel) -> str:
-    return "a score" if model.config.num_labels == 1 else ", ".join(models.label_names(model))
+    return kinds.of(model).predicts or ", ".join(models.label_names(model))
 
 
 def _check_data(recipe: Recipe, labelled: list[bool]) -> None:

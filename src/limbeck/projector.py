@@ -10,11 +10,12 @@ from collections import OrderedDict
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 from transformers.configuration_utils import PretrainedConfig
 
 from limbeck import architectures
 from limbeck.architectures import WIDE, dense_map, family, output_map
+from limbeck.data.kinds import of
 
 
 def take_over(student: PreTrainedModel, teacher: PreTrainedModel, *, project: bool) -> set[str]:
@@ -29,7 +30,8 @@ def take_over(student: PreTrainedModel, teacher: PreTrainedModel, *, project: bo
     if project or width != dense.in_features:
         first = nn.Sequential(OrderedDict(projector=_projector(width, dense.in_features), dense=dense))
     student.set_submodule(family(student).dense, first)
-    student.set_submodule(family(student).output, output)
+    if family(student).output != family(student).dense:
+        student.set_submodule(family(student).output, output)
     reused = {id(parameter) for linear in (dense, output) for parameter in linear.parameters()}
     return {name for name, parameter in student.named_parameters() if id(parameter) in reused}
 
@@ -44,7 +46,9 @@ def _projector(inside: int, outside: int) -> nn.Linear:
 
 def folded(student: PreTrainedModel) -> PreTrainedModel:
     """The same function without a projector, as a model of its family, or of its family with a wider head."""
-    size, width = output_map(student).in_features, student.config.hidden_size
+    width = student.config.hidden_size
+    # A classifier that is one linear map has no inside that could be wider.
+    size = width if family(student).output == family(student).dense else output_map(student).in_features
     projector = architectures.projector(student)
     if projector is None and size == getattr(student.config, "head_size", width):
         return student
@@ -55,7 +59,7 @@ def folded(student: PreTrainedModel) -> PreTrainedModel:
         weights |= {inside + name: value for name, value in _product(dense_map(student), projector).items()}
     kind = architectures.kind(student.config)
     config = _config(student.config, kind if size == width else f"{WIDE}{kind}", size)
-    made = AutoModelForSequenceClassification.from_config(config, dtype=student.dtype)
+    made = architectures.auto_class(of(student)).from_config(config, dtype=student.dtype)
     made.load_state_dict(weights)
     return made.train(student.training)
 

@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 
 from limbeck import efficiency, evaluation
 from limbeck import recipe as recipes
+from limbeck.data.kinds import KINDS
 from limbeck.data.spec import DataSpec
 from limbeck.engine.checkpoints import Checkpoints, State
 from limbeck.engine.loop import Loop, Pace
@@ -67,8 +68,8 @@ def distill(
     """Distil `teacher` into a student of `layers` layers, or into the checkpoint `student`.
 
     `data` says what to learn from, in the words of the command line: `task` and `data`, or `train`, `eval`, `test`
-    with `text`, `text_pair`, `label`, `labels`, `max_length`; `few`, `label_noise`, `supplement`. `set` changes values
-    of the recipe, as `--set` does; `allow_code` lets it name Python functions by dotted path.
+    with `text`, `text_pair`, `label`, `labels`, `kind`, `max_length`; `few`, `label_noise`, `supplement`. `set` changes
+    values of the recipe, as `--set` does; `allow_code` lets it name Python functions by dotted path.
     """
     asked = request(
         recipe,
@@ -180,7 +181,7 @@ def _train(
     selected = next(iter(prepared.evals.values()), None)
 
     def score() -> dict[str, float]:
-        if selected is None or selected.labels is None:
+        if selected is None or selected.right is None:
             return {}
         return evaluation.evaluate(student, selected, prepared.task)
 
@@ -254,13 +255,13 @@ def _score(prepared: Prepared, state: State, device: torch.device, seconds: floa
     """What scores.json says."""
     asked, task = prepared.request, prepared.task
     names = list(prepared.evals)
-    split = "test" if "test" in names and prepared.evals["test"].labels is not None else (names or [None])[0]
+    split = "test" if "test" in names and prepared.evals["test"].right is not None else (names or [None])[0]
     models = {"teacher": prepared.teacher, "student": prepared.student}
     present = {name: model.to(device) for name, model in models.items() if model is not None}  # type: ignore[arg-type]
     scored = {
         place: {who: evaluation.evaluate(model, data, task) for who, model in present.items()}
         for place, data in prepared.evals.items()
-        if data.labels is not None
+        if data.right is not None
     }
     here = scored.get(split, {}) if split else {}
     metric = task.metrics[0] if task.metrics else None  # files without labels
@@ -319,7 +320,14 @@ def _leave(prepared: Prepared, folder: RunFolder, scores: dict[str, Any]) -> Non
         base = prepared.request.teacher or prepared.request.student
         hub = base if base and not Path(base).exists() else None
         own_code = prepared.student.is_remote_code()
-        card = model_card(prepared.request.recipe.plain(), scores, citations(name), base_model=hub, own_code=own_code)
+        card = model_card(
+            prepared.request.recipe.plain(),
+            scores,
+            citations(name),
+            kind=KINDS[prepared.task.kind],
+            base_model=hub,
+            own_code=own_code,
+        )
         (place / "README.md").write_text(card, encoding="utf8")
 
     write_folder(folder.student, save_student)

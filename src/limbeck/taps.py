@@ -18,6 +18,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from limbeck import architectures
+from limbeck.data import kinds
 from limbeck.data.mixing import mix
 from limbeck.features import FEATURES, Attention, Rows, Seen
 from limbeck.spec import bind, parse
@@ -37,6 +38,7 @@ class Tap:
         self.model = model
         self.features = {name: bind(parse(name), FEATURES, "feature") for name, _ in self.sites}
         self.columns = architectures.inputs(model)
+        self.kind = kinds.of(model)
         self.hidden = {layer for name, layer in self.sites if self._site(name) == "hidden"}
         self.attention = {layer for name, layer in self.sites if self._site(name) == "attention"}
         depth = architectures.shape(model).layers
@@ -53,7 +55,8 @@ class Tap:
     def __call__(self, **batch: Tensor) -> Features:
         if not self.sites:
             return {}
-        seen = Seen(mask=batch["attention_mask"].bool(), projector=architectures.projector(self.model))
+        mask, projector = batch["attention_mask"].bool(), architectures.projector(self.model)
+        seen = Seen(mask=mask, projector=projector, per_token=self.kind.per_token)
         with ExitStack() as attached:
             if "partner" in batch:
                 attached.enter_context(self._mix_embeddings(batch))  # first, so that layer 0 is seen mixed
@@ -63,7 +66,7 @@ class Tap:
             attached.enter_context(self._placing())
             output = self.runs(**{name: batch[name] for name in self.columns if name in batch})
         if self.whole:
-            seen.logits = output.logits
+            seen.logits = self.kind.logits(output)
         with full_precision(seen.mask):
             return {(name, layer): self.features[name](seen, layer) for name, layer in self.sites}
 

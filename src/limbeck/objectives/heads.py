@@ -9,9 +9,11 @@ from torch import Tensor
 from limbeck.blends import Attention
 from limbeck.distances import PREDICTIONS, logits_mse
 from limbeck.errors import LimbeckError
+from limbeck.features import Rows
 from limbeck.filters import Filters
 from limbeck.objectives.base import Models, NamedAligner
 from limbeck.objectives.match import Match
+from limbeck.objectives.predictions import from_teacher
 from limbeck.spec import Call, bind, parse
 from limbeck.taps import Features
 
@@ -23,6 +25,7 @@ class Headed(Match):
 
     def bind(self, models: Models, named: Mapping[str, NamedAligner]) -> None:
         super().bind(models, named)
+        self.kind = models.kind
         if not isinstance(self.aligner, Filters):
             raise LimbeckError(f"{self.call}: align: {self.align} has no heads to predict with. Use align: filters(…).")
 
@@ -34,10 +37,14 @@ class Headed(Match):
     def _check_teacher_side(self) -> None:
         """Predictions are blended, not layers: a side has a filter for each of its layers."""
 
-    def predicted(self, side: Literal["student", "teacher"], features: Features) -> list[Tensor]:
-        """The predictions of a model's layers: `(batch, labels)` each."""
+    def predicted(self, side: Literal["student", "teacher"], features: Features) -> list[Rows]:
+        """The predictions of a model's layers: a row an example, or a token where the task has labels of tokens."""
         rows = [features[str(self.call), layer] for layer in getattr(self.layers, side)]
-        return getattr(self.filters, side).predict([one.values for one in rows], rows[0].mask)
+        mask = rows[0].mask
+        found = getattr(self.filters, side).predict([one.values for one in rows], mask)
+        if mask.dim() == 2 and not self.kind.per_token:
+            mask = torch.ones_like(mask[:, 0])
+        return [Rows(values, mask) for values in found]
 
     def reduced(self, losses: Sequence[Tensor]) -> Tensor:
         """The sum over layers, or the mean where the recipe asks for it."""
@@ -74,14 +81,16 @@ class Heads(Headed):
             self.distance = logits_mse
 
     def aligned(self, student: Features, teacher: Features) -> tuple[list[Tensor], list[Tensor], Tensor]:
-        """What both sides' layers predict, one row an example."""
+        """What both sides' layers predict."""
         ours = self.predicted("student", student)
         with torch.no_grad():
             theirs = self.predicted("teacher", teacher)
-        return ours, theirs, torch.ones_like(ours[0][:, 0], dtype=torch.bool)
+        return [one.values for one in ours], [one.values for one in theirs], ours[0].mask
 
     def forward(self, student: Features, teacher: Features, batch: Mapping[str, Tensor]) -> Tensor:
-        ours, theirs, _ = self.aligned(student, teacher)
+        ours, theirs, mask = self.aligned(student, teacher)
         with torch.no_grad():
             targets = self.blend(ours, theirs) if self.blend else theirs
-        return self.reduced([self.distance(one, target) for one, target in zip(ours, targets)])
+        pairs = [(Rows(one, mask), Rows(target, mask)) for one, target in zip(ours, targets)]
+        labels = batch.get("labels")
+        return self.reduced([from_teacher(self.distance, self.kind, *pair, labels) for pair in pairs])
