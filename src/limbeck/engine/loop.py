@@ -78,7 +78,7 @@ class Loop:
 
     def __post_init__(self) -> None:
         self.checkpoints = Checkpoints(self.folder.checkpoints, writes=self.accelerator.is_main_process)
-        self.vote = Vote(self.accelerator.num_processes)
+        self.vote = Vote()
 
     def run(self, distiller: Distiller, stage: Stage, state: State, keep: str, resumed: Checkpoint | None) -> None:
         """Train a stage from where `state` stands to its end, leaving the student it keeps."""

@@ -40,8 +40,9 @@ class Vote:
     The votes travel between the hosts, so that nobody waits for a device.
     """
 
-    def __init__(self, processes: int) -> None:
-        self.group = torch.distributed.new_group(backend="gloo") if processes > 1 else None
+    def __init__(self) -> None:
+        together = torch.distributed.is_available() and torch.distributed.is_initialized()
+        self.group = torch.distributed.new_group(backend="gloo") if together else None
 
     def __call__(self, *asked: bool) -> list[bool]:
         """Which of these somebody asks for. All processes call it, after the same step."""
