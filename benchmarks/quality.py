@@ -3,9 +3,10 @@
     python benchmarks/quality.py --model MODEL --data glue/ --tasks rte,mrpc --layers 3 --results docs/results/NAME
 
 A teacher is fine-tuned for each task, then each recipe distils it with the same number of steps, batch and learning
-rate, so that recipes differ by method alone. A recipe of several stages shares the steps out among them as its own
-epochs do; a stage that trains no student keeps its learning rate. `finetune` starts from the same teacher layers as the
-others and sees labels only. Scores are those of the best epoch of the last stage on the dev set.
+rate into a student that starts as the teacher's lower layers, so that recipes differ by method alone; with
+`--own-start` a student starts as its recipe says. A recipe of several stages shares the steps out evenly among them; a
+stage that trains no student keeps its learning rate. `finetune` starts as the others do and sees labels only. Scores
+are those of the best epoch of the last stage on the dev set.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import multiprocessing
 import os
 import statistics
 import time
+import traceback
 from pathlib import Path
 
 
@@ -33,9 +35,11 @@ def main() -> None:
     rows, table = [], ""
     with multiprocessing.get_context("spawn").Pool(args.workers, maxtasksperchild=None) as pool:
         for jobs in (teachers, students):
-            for row in pool.imap_unordered(one, jobs):
+            for row in pool.imap_unordered(attempt, jobs):
+                print(f"{time.time() - began:6.0f} s  {said(row)}", flush=True)
+                if "error" in row:
+                    continue
                 rows.append(row)
-                print(f"{time.time() - began:6.0f} s  {row['run']}  {row['metric']} {row['student']:.2f}", flush=True)
                 table = write(rows, args, time.time() - began)  # each time: a stopped comparison keeps what it has
     print(table)
 
@@ -52,6 +56,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--epochs", type=float, default=10)
     parser.add_argument("--lr", default="5e-5")
     parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--own-start", action="store_true", help="students start as their recipes say")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--work", default="runs/quality", help="where the run folders go")
     parser.add_argument("--results", required=True, help="writes RESULTS.json and RESULTS.md")
@@ -63,6 +68,19 @@ def arguments() -> argparse.Namespace:
     return args
 
 
+def attempt(job: tuple) -> dict:
+    """One run's scores, or why it failed: the others go on."""
+    try:
+        return one(job)
+    except Exception as problem:
+        traceback.print_exc()
+        return {"run": " ".join(map(str, job[:3])), "error": str(problem)}
+
+
+def said(row: dict) -> str:
+    return f"{row['run']}  " + (row["error"] if "error" in row else f"{row['metric']} {row['student']:.2f}")
+
+
 def one(job: tuple) -> dict:
     """Carry out one run, or go on with it, and return its scores."""
     recipe, task, seed, model, layers, folder, args = job
@@ -72,14 +90,13 @@ def one(job: tuple) -> dict:
     import limbeck
 
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // args.workers))
-    same = alike("finetune" if recipe == "teacher" else recipe, task, args)
+    same = alike("finetune", task, args)[1:] if recipe == "teacher" else alike(recipe, task, args)
     common = {
         "task": task, "data": args.data, "out": str(folder).replace(":", "-"), "seed": seed,
         "resume": True, "quiet": True, "pace": limbeck.Pace(save_every=1e9),
     }  # fmt: skip
     if recipe in ("teacher", "finetune"):
-        start = ["init=[layers(first)]"] if recipe == "finetune" else []
-        run = limbeck.finetune(model, layers=layers, set=[*same, *start], **common)
+        run = limbeck.finetune(model, layers=layers, set=same, **common)
     else:
         run = limbeck.distill(recipe, teacher=model, layers=layers, set=same, **common)
     kept = ("metric", "student", "teacher", "retention", "metrics", "params", "latency_ms", "seed", "seconds")
@@ -87,17 +104,14 @@ def one(job: tuple) -> dict:
 
 
 def alike(recipe: str, task: str, args: argparse.Namespace) -> list[str]:
-    """What makes a recipe take as many steps as the others, of the same size."""
+    """What makes a recipe start as the others do, and take as many steps, of the same size."""
     from limbeck.recipe import resolve
 
-    stages = resolve(recipe, task=task).stages
-    own = [stage.epochs or 1.0 for stage in stages]
-    changes = [f"stages.*.batch={args.batch}"]
-    for stage, epochs in zip(stages, own):
-        changes.append(f"stages.{stage.name}.epochs={args.epochs * epochs / sum(own)}")
-        if "student" in stage.train:
-            changes.append(f"stages.{stage.name}.lr={args.lr}")
-    return changes
+    asked = resolve(recipe, task=task)
+    start = asked.init if args.own_start and recipe != "finetune" else ["layers(first)", *asked.init[1:]]
+    changes = [f"init=[{', '.join(map(str, start))}]", f"stages.*.batch={args.batch}"]
+    changes += [f"stages.*.epochs={args.epochs / len(asked.stages)}"]
+    return changes + [f"stages.{stage.name}.lr={args.lr}" for stage in asked.stages if "student" in stage.train]
 
 
 def write(rows: list[dict], args: argparse.Namespace, seconds: float) -> str:
