@@ -11,15 +11,18 @@ from limbeck.errors import LimbeckError
 from limbeck.filters import DROPOUT, Filters
 from limbeck.initialisers import start_student
 from limbeck.mappings import pairs, sanh
-from tests.tiny import columns_for, every_family, tiny_batch, tiny_model
+from limbeck.taps import Tap
+from tests.tiny import every_family, tiny_batch, tiny_model
 
 SANH = sanh(2, 4)  # 1←1, 2←4
 KINDS = ("linear", "mlp", "next-layer", "all-next-layers")
 
 
 def states(model, batch):
+    depth = architectures.shape(model).layers
     with torch.no_grad():
-        return model(**columns_for(model, batch), output_hidden_states=True).hidden_states
+        found = Tap(model, [("hidden", k) for k in range(depth + 1)])(**batch)
+    return [found["hidden", k].values for k in range(depth + 1)]
 
 
 def bound(kind="linear", student=None, layers=SANH, **options):

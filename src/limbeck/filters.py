@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from limbeck import architectures
 from limbeck.errors import LimbeckError
+from limbeck.features import last_token
 from limbeck.mappings import Layers
 from limbeck.taps import IMPLEMENTATION
 
@@ -23,7 +24,8 @@ DROPOUT = 0.1  # before the maps of a head; the paper's for task layers
 
 
 class Filters(nn.Module):
-    """A filter a layer and model, to the teacher's width, each with a head that predicts from the first token (TED).
+    """A filter a layer and model, to the teacher's width, each with a head that predicts from one token (TED): the
+    first, or the last in causal models.
 
     A filter is `linear`, an `mlp`, a copy of the model's `next-layer` or of `all-next-layers`, or `none`: the head
     alone. A `pooled` head has a layer of its own before the last map. The filters of a student made of the teacher's
@@ -87,6 +89,7 @@ class Side(nn.Module):
         width = asked.width if asked.kind else architectures.shape(model).width
         self.filters = nn.ModuleList(_filter(asked.kind, model, layer, width) for layer in layers)
         self.heads = nn.ModuleList(_head(asked.head, width, labels) for _ in layers)
+        self.last = architectures.pooling(model) == "last"
 
     def forward(self, states: Sequence[Tensor], mask: Tensor) -> list[Tensor]:
         return [f(s, mask) if isinstance(f, Blocks) else f(s) for f, s in zip(self.filters, states)]
@@ -94,7 +97,9 @@ class Side(nn.Module):
     def predict(self, states: Sequence[Tensor], mask: Tensor) -> list[Tensor]:
         """The predictions of every head: `(batch, labels)` each."""
         filtered = self(states, mask)
-        return [head(f[:, 0] if f.dim() == 3 else f) for head, f in zip(self.heads, filtered)]
+        if filtered[0].dim() == 3:
+            filtered = [last_token(f, mask) if self.last else f[:, 0] for f in filtered]
+        return [head(f) for head, f in zip(self.heads, filtered)]
 
 
 class Blocks(nn.Module):

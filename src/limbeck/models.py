@@ -137,7 +137,8 @@ def adopt_labels(model: PreTrainedModel, task: Task, owner: str) -> None:
         output = architectures.output_map(model)
         with torch.no_grad():
             output.weight.copy_(output.weight[order])
-            output.bias.copy_(output.bias[order])
+            if output.bias is not None:
+                output.bias.copy_(output.bias[order])
     options = label_options(task)
     model.config.id2label, model.config.label2id = options["id2label"], options["label2id"]
 
@@ -170,6 +171,12 @@ def check_tokens(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
             f'the tokenizer of "{name}" makes {len(tokenizer)} tokens and the model knows {known}: they do not belong '
             "together. Save the model's own tokenizer beside it."
         )
+
+
+def adopt_padding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """A classifier that reads the last token finds it by the padding behind it, which is the tokenizer's."""
+    if architectures.pooling(model) == "last":
+        model.config.pad_token_id = tokenizer.pad_token_id
 
 
 def longest_input(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, wanted: int) -> int:

@@ -11,11 +11,14 @@ from safetensors.torch import load_file
 import limbeck
 from limbeck import architectures, efficiency, models
 from limbeck import recipe as book
+from limbeck.errors import LimbeckError
 from limbeck.folder import RunFolder
 from limbeck.taps import Tap
 from tests import toy
 
-FAMILIES = tuple(architectures.FAMILIES)
+# Of the decoders that are laid out as Llama, one; the others differ inside of their blocks.
+FAMILIES = tuple(name for name, family in architectures.FAMILIES.items() if family is not architectures.LLAMA)
+FAMILIES += ("llama",)
 RECIPES = [
     name for base in book.shipped() for name in (base, *(f"{base}:{v}" for v in book.read(base).get("variants", {})))
 ]
@@ -69,6 +72,10 @@ def assert_left(run, recipe):
     [(name, family) for name in RECIPES for family in FAMILIES if family == "bert" or ":" not in name],
 )
 def test_trains_on_every_family(recipe, family, tmp_path):
+    if family == "modernbert" and recipe == "theseus":
+        with pytest.raises(LimbeckError, match=r"layers of modernbert are of several types \(full.*sliding"):
+            train(recipe, tmp_path / "run", family)
+        return
     scores = assert_left(train(recipe, tmp_path / "run", family), recipe)
     assert scores["metric"] == "accuracy"
     assert scores["split"] == scores["selected_on"] == "dev"
@@ -78,7 +85,8 @@ def test_trains_on_every_family(recipe, family, tmp_path):
     assert (scores["teacher"] is not None) == has_teacher
     if has_teacher:
         assert scores["retention"] == pytest.approx(100 * scores["student"] / scores["teacher"])
-        assert scores["params"]["student"] < scores["params"]["teacher"]
+        shared = architectures.FAMILIES[family].shared  # a block used less often is no smaller
+        assert (scores["params"]["student"] < scores["params"]["teacher"]) != shared
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
