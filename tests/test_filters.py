@@ -102,6 +102,19 @@ def test_blocks_start_as_what_comes_next_in_the_model(family, kind, reached):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize(("family", "place"), [("bert", lambda size: 0), ("gpt2", lambda size: size - 1)])
+def test_heads_read_the_token_that_cls_is(family, place):
+    model = tiny_model(family, 4)
+    filters = Filters(32, 32, 1, kind="linear")
+    filters.bind(model, model, pairs(4, 4, layers=[(2, 2)]), tokens=True)
+    side, batch = filters.eval().teacher, tiny_batch(model)
+    state = states(model, batch)[2]
+    (found,) = side.predict([state], batch["attention_mask"].bool())
+    for b, size in enumerate(batch["attention_mask"].sum(1).tolist()):
+        torch.testing.assert_close(found[b], side.heads[0](side.filters[0](state[b, place(size)])))
+
+
+@torch.no_grad()
 def test_without_a_filter_the_head_reads_the_state():
     filters, student, teacher = bound(None)
     ours, theirs, mask = sides(student, teacher)

@@ -176,6 +176,13 @@ def test_a_student_of_another_family(tmp_path, monkeypatch):
         assert "token_type_ids" in columns_given
 
 
+def test_a_decoder_without_a_padding_token_takes_the_tokenizers(tmp_path):
+    """As GPT-2's and Llama's checkpoints have none: without one they refuse a batch."""
+    run = toy.distill("kd", tmp_path / "run", teacher=toy.teacher("gpt2", pad_token_id=None))
+    assert_left(run, "kd")
+    assert models.config_of(str(run.student)).pad_token_id == toy.tokenizer().pad_token_id
+
+
 def test_texts_fit_both_models(tmp_path):
     """A teacher with fewer positions than the student decides where a text is cut."""
     short = toy.teacher("bert", max_position_embeddings=8)
