@@ -2,9 +2,10 @@
 
     python benchmarks/quality.py --model MODEL --data glue/ --tasks rte,mrpc --layers 3 --results docs/results/NAME
 
-A teacher is fine-tuned for each task, then each recipe distils it with the same epochs, batch and learning rate, so
-that recipes differ by method alone. `finetune` starts from the same teacher layers as the others and sees labels only.
-Scores are those of the best epoch on the dev set, as the papers report them.
+A teacher is fine-tuned for each task, then each recipe distils it with the same number of steps, batch and learning
+rate, so that recipes differ by method alone. A recipe of several stages shares the steps out among them as its own
+epochs do; a stage that trains no student keeps its learning rate. `finetune` starts from the same teacher layers as the
+others and sees labels only. Scores are those of the best epoch of the last stage on the dev set.
 """
 
 import argparse
@@ -19,13 +20,11 @@ from pathlib import Path
 def main() -> None:
     args = arguments()
     work = Path(args.work)
-    same = [f"stages.*.epochs={args.epochs}", f"stages.*.lr={args.lr}", f"stages.*.batch={args.batch}"]
     teachers = [
-        ("teacher", task, args.teacher_seed, args.model, None, work / f"teacher-{task}", same, args)
-        for task in args.tasks
+        ("teacher", task, args.teacher_seed, args.model, None, work / f"teacher-{task}", args) for task in args.tasks
     ]
     students = [
-        (recipe, task, seed, str(work / f"teacher-{task}"), args.layers, work / f"{recipe}-{task}-{seed}", same, args)
+        (recipe, task, seed, str(work / f"teacher-{task}"), args.layers, work / f"{recipe}-{task}-{seed}", args)
         for task in args.tasks
         for recipe in args.recipes
         for seed in args.seeds
@@ -66,13 +65,14 @@ def arguments() -> argparse.Namespace:
 
 def one(job: tuple) -> dict:
     """Carry out one run, or go on with it, and return its scores."""
-    recipe, task, seed, model, layers, folder, same, args = job
+    recipe, task, seed, model, layers, folder, args = job
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     import torch
 
     import limbeck
 
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // args.workers))
+    same = alike("finetune" if recipe == "teacher" else recipe, task, args)
     common = {
         "task": task, "data": args.data, "out": str(folder).replace(":", "-"), "seed": seed,
         "resume": True, "quiet": True, "pace": limbeck.Pace(save_every=1e9),
@@ -84,6 +84,20 @@ def one(job: tuple) -> dict:
         run = limbeck.distill(recipe, teacher=model, layers=layers, set=same, **common)
     kept = ("metric", "student", "teacher", "retention", "metrics", "params", "latency_ms", "seed", "seconds")
     return {"run": f"{recipe} {task} {seed}", "recipe": recipe, "task": task} | {k: run.scores[k] for k in kept}
+
+
+def alike(recipe: str, task: str, args: argparse.Namespace) -> list[str]:
+    """What makes a recipe take as many steps as the others, of the same size."""
+    from limbeck.recipe import resolve
+
+    stages = resolve(recipe, task=task).stages
+    own = [stage.epochs or 1.0 for stage in stages]
+    changes = [f"stages.*.batch={args.batch}"]
+    for stage, epochs in zip(stages, own):
+        changes.append(f"stages.{stage.name}.epochs={args.epochs * epochs / sum(own)}")
+        if "student" in stage.train:
+            changes.append(f"stages.{stage.name}.lr={args.lr}")
+    return changes
 
 
 def write(rows: list[dict], args: argparse.Namespace, seconds: float) -> str:

@@ -31,7 +31,7 @@ def every_kind():
         "embedded": Match("embeddings", align="shared"),
         "filtered": Match("hidden", map="uniform", align="filters(next-layer)"),
         "probed": Probe("hidden", map="last", align="filters(all-next-layers)"),
-        "said": Heads("cls", map="attention", align="filters(none)"),
+        "said": Heads("cls", map="groups(last=false)", blend="attention", align="filters(none)"),
     }
 
 

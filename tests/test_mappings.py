@@ -53,7 +53,6 @@ EXPECTED = {
         (3, 12, "[[0, 0], [3, 12], [3, 1]]"): [(0, 0), (3, 12), (3, 1)],
     },
     "random": {},  # below
-    "attention": {},  # below
     "lowest": {
         (6, 12, ""): [(1, 1), (2, 3), (3, 5), (4, 7), (5, 9), (6, 11)],  # CoDIR
         (3, 12, ""): [(1, 1), (2, 5), (3, 9)],
@@ -191,10 +190,3 @@ def test_a_student_deeper_than_its_teacher_has_to_say_which_layers_meet(name):
     with pytest.raises(LimbeckError, match=r"6 layers and the teacher 5.*pairs"):
         mapped(name, 6, 5)
     assert mapped("last", 6, 5).teacher == (5,)
-
-
-def test_attention_pairs_nothing_off():
-    layers = mapped("attention", 3, 6)
-    assert (layers.student, layers.teacher, layers.attend) == ((1, 2), (1, 2, 3, 4, 5), True)
-    layers = mapped("attention", 2, 4, "last=true")
-    assert (layers.student, layers.teacher) == ((1, 2), (1, 2, 3, 4))

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from limbeck.aligners import Concat, Linear
 from limbeck.architectures import Shape
+from limbeck.data.kinds import KINDS
 from limbeck.errors import LimbeckError
 from limbeck.features import LOGITS, Rows
 from limbeck.objectives import (
@@ -30,7 +31,8 @@ MASK = torch.arange(LENGTH) < torch.tensor(SIZES)[:, None]
 
 
 def models(student=(3, 8, 2, 3), teacher=(6, 8, 2, 3), regression=False):
-    return Models(Shape(*student), Shape(*teacher) if teacher else None, regression)
+    kind = KINDS["regression" if regression else "classification"]
+    return Models(Shape(*student), Shape(*teacher) if teacher else None, kind)
 
 
 def bound(objective, named=None, **shapes):

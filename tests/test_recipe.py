@@ -47,6 +47,7 @@ COMPOSITES = {
     "cr-ild",
     "mixkd",
     "theseus",
+    "prokt",
 }  # methods that are no plain product of the four axes
 
 

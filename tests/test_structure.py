@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import limbeck
+from limbeck.data.kinds import Kind
 
 ROOT = Path(limbeck.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
@@ -18,8 +19,9 @@ FILES = sorted(ROOT.rglob("*.py"))
 ORDER = [
     {"errors", "folder", "wide_head"},
     {"spec"},
-    {"features", "mappings", "distances", "architectures", "data", "report", "recipe", "pairs"},
-    {"taps", "projector", "models", "evaluation"},
+    {"data"},
+    {"features", "mappings", "distances", "architectures", "report", "recipe", "pairs"},
+    {"taps", "projector", "models", "evaluation", "vocabulary"},
     {"filters", "initialisers"},
     {"aligners"},
     {"blends"},
@@ -28,7 +30,7 @@ ORDER = [
     {"distiller"},
     {"engine"},
     {"prepare"},
-    {"run"},
+    {"run", "integrations"},
     {"check", "compare", "demo"},
     {"cli"},
     {"__main__"},
@@ -105,7 +107,7 @@ def public(tree):
 
 
 # What a subclass answers is described where it is asked for.
-ANSWERS = {"forward", "bind", "reads", "at", "finish", "layer_weights", "weights"}
+ANSWERS = {"forward", "bind", "reads", "at", "finish", "layer_weights", "weights", *vars(Kind)}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))

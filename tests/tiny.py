@@ -50,9 +50,11 @@ def tiny_model(
     heads: int = 4,
     labels: int = 3,
     seed: int = 0,
+    auto: type = AutoModelForSequenceClassification,
     **options,
 ) -> PreTrainedModel:
-    """A classifier in eval mode. Its weights are drawn large, biases too, so that no two heads or layers are alike."""
+    """A model that `auto` makes, in eval mode. Its weights are drawn large, biases too, so that no two heads or layers
+    are alike."""
     if family == "distilbert":
         sizes = {"dim": width, "n_layers": layers, "n_heads": heads, "hidden_dim": 64}
     else:
@@ -75,7 +77,7 @@ def tiny_model(
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = AutoModelForSequenceClassification.from_config(config)
+        model = auto.from_config(config)
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.dim() == 1:

@@ -8,13 +8,15 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
+import transformers
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
+from transformers import AutoConfig
 
 import limbeck
 from limbeck.data import grammar
@@ -64,6 +66,32 @@ def write_csv(path: str | Path, header: tuple[str, ...], rows: list[tuple]) -> s
     return str(path)
 
 
+def write_jsonl(path: str | Path, rows: list[dict]) -> str:
+    """A JSONL file."""
+    Path(path).write_text("".join(json.dumps(row) + "\n" for row in rows), "utf8")
+    return str(path)
+
+
+@cache
+def words_of(train: int = 64, dev: int = 32) -> dict[str, list[str]]:
+    """The sentences of the toy data, by split."""
+    found = {}
+    for split, path in data(train, dev).items():
+        with Path(path).open(encoding="utf8", newline="") as file:
+            found[split] = [row["text"] for row in csv.DictReader(file)]
+    return found
+
+
+def kinds_data(kind: str, row: Callable[[str], dict]) -> dict[str, str]:
+    """`train` and `eval` files of the toy sentences, with what `row` makes of each."""
+    folder = workplace() / kind
+    folder.mkdir(exist_ok=True)
+    return {
+        split: write_jsonl(folder / f"{split}.jsonl", [row(text) for text in texts])
+        for split, texts in words_of().items()
+    }
+
+
 @cache
 def tokenizer():
     """One tokenizer for all toys: it knows every word the grammar has."""
@@ -81,6 +109,7 @@ def model(
     dropout: float = 0.1,
     seed: int = 0,
     headless: bool = False,
+    auto: str = "AutoModelForSequenceClassification",
     **options,
 ):
     """A random model. `labels` are names, or a number of them; its weights are drawn large, so that layers differ."""
@@ -115,7 +144,7 @@ def model(
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        made = (AutoModel if headless else AutoModelForSequenceClassification).from_config(config)
+        made = getattr(transformers, "AutoModel" if headless else auto).from_config(config)
     return made.eval()
 
 

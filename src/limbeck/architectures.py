@@ -10,11 +10,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
+import transformers
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
 from transformers.configuration_utils import PretrainedConfig
 
 from limbeck import wide_head
+from limbeck.data import kinds
 from limbeck.errors import LimbeckError
 
 
@@ -25,7 +27,7 @@ class Family:
     blocks: str  # the list of blocks, from the base model
     attention: str  # the self-attention, from a block
     # The classifier of every family is output(activation(dense(h))), of the state h that it reads; where dense and
-    # output are one path, it is one linear map.
+    # output are one path, it is one linear map, as in all kinds of tasks that predict for every token.
     head: tuple[str, ...]  # what stands between the last state and the predictions, from the whole model
     dense: str  # from the whole model, as the next
     output: str  # one row a label
@@ -140,7 +142,13 @@ def family(model: PreTrainedModel) -> Family:
             f"Known: {', '.join(sorted(FAMILIES))}, and what is laid out as Llama is. "
             "A new family is one entry in limbeck/architectures.py: the paths of its blocks, self-attention and head."
         )
-    return known
+    head = kinds.of(model).head
+    return replace(known, head=(head,), dense=head, output=head, activation="none", after="") if head else known
+
+
+def auto_class(kind: kinds.Kind) -> Any:
+    """The class of transformers that makes models for a kind of task."""
+    return getattr(transformers, kind.auto)
 
 
 def _like_llama(model: PreTrainedModel) -> Family | None:
@@ -151,12 +159,8 @@ def _like_llama(model: PreTrainedModel) -> Family | None:
     outputs = [name for name, m in model.named_children() if m is not base and isinstance(m, nn.Linear)]
     norms = [name for name, m in base.named_children() if "Norm" in type(m).__name__]
     tables = tuple(name for name, m in base.named_children() if isinstance(m, nn.Embedding))
-    if [len(found) for found in (lists, outputs, norms, tables)] != [
-        1,
-        1,
-        1,
-        1,
-    ] or not model._supports_attention_backend:
+    once = all(len(found) == 1 for found in (lists, outputs, norms, tables))
+    if not (once and model._supports_attention_backend):
         return None
     (place, found), (output,), (norm,) = lists[0], outputs, norms
     attentions = [name for name, m in found[0].named_children() if "Attention" in type(m).__name__]
@@ -306,6 +310,14 @@ def shortened(model: PreTrainedModel, depth: int, *, skip: int = 0) -> nn.Module
     return view
 
 
+def cut_short(model: PreTrainedModel, depth: int) -> PreTrainedModel:
+    """The model with a forward that ends after `depth` blocks, with what `shortened` gives. Hooks on the model run too:
+    those of a model that is cut over processes gather its weights."""
+    view = _shallow(model)
+    view._modules[model.base_model_prefix] = view.__dict__["forward"] = shortened(model, depth)
+    return view
+
+
 def copied_blocks(model: PreTrainedModel, first: int, last: int) -> nn.Module:
     """A copy of blocks `first` to `last`: a base model that takes states (`inputs_embeds`) and has no embeddings.
 
@@ -379,6 +391,6 @@ Some = TypeVar("Some", bound=nn.Module)
 
 
 def _shallow(module: Some) -> Some:
-    view = copy.copy(module)
-    view._modules = dict(module._modules)
+    view = object.__new__(type(module))  # not copy.copy: the class of a sharded module makes another by its __init__
+    view.__dict__.update(module.__dict__, _modules=dict(module._modules))
     return view

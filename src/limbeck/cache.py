@@ -19,6 +19,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from limbeck import architectures
 from limbeck.data.encoding import Encoded
@@ -52,8 +53,8 @@ def cachable(sites: Iterable[Site]) -> list[Site]:
 
 def size_of(site: Site, tap: Tap, data: Encoded, dtype: torch.dtype) -> int:
     """The bytes a site takes."""
-    count = len(data.columns["input_ids"]) if _rows(site) == "token" else len(data)
-    return count * _width(site, tap) * _dtype(site, dtype).itemsize
+    count = len(data.columns["input_ids"]) if _per_token(site, tap) else len(data)
+    return count * _width(site, tap) * _dtype(site, tap, dtype).itemsize
 
 
 def build(
@@ -79,7 +80,7 @@ def build(
     keys = example_keys(data, tap.columns)
     home = folder / fingerprint(tap, dtype) if folder else None
     tables = [
-        Table(site, _empty(site, tap, data, dtype, place, home), _rows(site) == "token", place == "file")
+        Table(site, _empty(site, tap, data, dtype, place, home), _per_token(site, tap), place == "file")
         for site, place in kept
     ]
     stores = [Store(home / _file(table.site)) if home else None for table in tables]
@@ -115,6 +116,7 @@ def fingerprint(tap: Tap, dtype: torch.dtype) -> str:
     digest.update(repr(sorted(config.items(), key=str)).encode())
     for name, weight in tap.model.state_dict().items():
         digest.update(name.encode() + str(weight.dtype).encode())
+        weight = weight.full_tensor() if isinstance(weight, DTensor) else weight
         digest.update(weight.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
@@ -165,11 +167,15 @@ class Store:
 
 
 def budget(device: torch.device) -> dict[str, int]:
-    """Bytes that may be taken, on the device and on the host."""
+    """Bytes that may be taken, on the device and on the host; the least of all processes, which must cache alike: a
+    sharded teacher answers all of them at once, or none."""
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     host = int(HOST_SHARE * psutil.virtual_memory().available / processes)
     free = int(DEVICE_SHARE * torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else 0
-    return {"device": free, "host": host}
+    left = torch.tensor([free, host], device=device)
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.all_reduce(left, op=torch.distributed.ReduceOp.MIN)
+    return dict(zip(("device", "host"), left.tolist()))
 
 
 def canonical(data: Encoded, ids: np.ndarray, longest: int) -> Iterator[tuple[np.ndarray, int]]:
@@ -216,8 +222,8 @@ def _place(size: int, left: dict[str, int], device: torch.device, folder: Path |
 
 
 def _empty(site: Site, tap: Tap, data: Encoded, dtype: torch.dtype, place: str, folder: Path | None) -> Tensor:
-    count = len(data.columns["input_ids"]) if _rows(site) == "token" else len(data)
-    shape, kind = (count, _width(site, tap)), _dtype(site, dtype)
+    count = len(data.columns["input_ids"]) if _per_token(site, tap) else len(data)
+    shape, kind = (count, _width(site, tap)), _dtype(site, tap, dtype)
     if place == "file" and folder:
         folder.mkdir(parents=True, exist_ok=True)
         name = folder / f".{_file(site)}-{os.getpid()}.table"  # this run's own; what is shared are the stored pieces
@@ -227,9 +233,13 @@ def _empty(site: Site, tap: Tap, data: Encoded, dtype: torch.dtype, place: str, 
     return torch.empty(shape, dtype=kind, device=tap.model.device if place == "device" else "cpu")
 
 
-def _dtype(site: Site, dtype: torch.dtype) -> torch.dtype:
+def _dtype(site: Site, tap: Tap, dtype: torch.dtype) -> torch.dtype:
     """Tokens are many: they are kept in the precision the model ran in."""
-    return dtype if _rows(site) == "token" else torch.float32
+    return dtype if _per_token(site, tap) else torch.float32
+
+
+def _per_token(site: Site, tap: Tap) -> bool:
+    return tap.kind.per_token if _rows(site) == "prediction" else _rows(site) == "token"
 
 
 def _width(site: Site, tap: Tap) -> int:

@@ -21,7 +21,7 @@ from limbeck.data.plan import bucket
 from limbeck.distiller import Distiller
 from limbeck.engine.progress import clock
 from limbeck.objectives import Match, Objective
-from limbeck.prepare import Prepared
+from limbeck.prepare import Prepared, whole_modules
 from limbeck.taps import Tap
 from limbeck.teachers import PASSES
 
@@ -125,9 +125,9 @@ def _stage(prepared: Prepared, index: int, unreached: list[str]) -> StageReport:
         lr=stage.lr,
         trains=trains,
         frozen=everything - trains,
-        frozen_modules=_folded(distiller, {n for n in frozen if n not in unreached}),
+        frozen_modules=whole_modules(distiller, {n for n in frozen if n not in unreached}),
         unreached=unreached,
-        unreached_modules=_folded(distiller, set(unreached)),
+        unreached_modules=whole_modules(distiller, set(unreached)),
         student_sites=_sites(distiller.tap),
         teacher_sites=_sites(live.tap) if live else [],
         teacher_blocks=(live.tap.depth, architectures.shape(live.model).layers) if live else None,
@@ -179,18 +179,6 @@ def _probe(distiller: Distiller, batch: dict[str, Tensor]) -> dict[str, Tensor]:
 def _there(distiller: Distiller, batch: dict[str, Tensor]) -> dict[str, Tensor]:
     device = next(distiller.parameters()).device
     return {name: column.to(device) for name, column in batch.items()}
-
-
-def _folded(distiller: Distiller, names: set[str]) -> list[str]:
-    """The largest modules that hold these parameters and no others."""
-    others = {name for name, _ in distiller.named_parameters() if name not in names}
-    mixed = {name[:end] for name in others for end in range(len(name)) if name[end] == "."}
-    found = []
-    for name in sorted(names):
-        parts = name.split(".")
-        paths = [".".join(parts[: i + 1]) for i in range(len(parts))]
-        found.append(next(path for path in paths if path not in mixed))
-    return list(dict.fromkeys(found))
 
 
 def _timed_step(distiller: Distiller, data: Encoded, longest: int, batch: int, cached: bool) -> tuple[float, float]:

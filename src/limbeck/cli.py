@@ -47,6 +47,9 @@ class Columns:
     text_pair: Annotated[str | None, _option("--text-pair", "The column with the second text.", DATA)] = None
     label: Annotated[str | None, _option("--label", "The column with the label.", DATA)] = None
     labels: Annotated[str | None, _option("--labels", "The label names in order: no,yes.", DATA)] = None
+    kind: Annotated[
+        str | None, _option("--kind", "What is predicted, where the file does not show it: multi-label, tagging.", DATA)
+    ] = None
     max_length: Annotated[int, _option("--max-length", "Tokens an example may have; longer ones are cut.", DATA)] = 128
 
     def spec(self) -> dict[str, Any]:
@@ -149,6 +152,12 @@ class Going:
     compile: Annotated[
         str, _option("--compile", "Blocks by torch.compile on a GPU: off, auto (in long stages), on.", TRAINING)
     ] = "auto"
+    shard: Annotated[
+        bool, _option("--shard", "Cut student and teacher over the processes of torchrun (FSDP2).", TRAINING)
+    ] = False
+    recompute: Annotated[
+        bool, _option("--recompute", "Keep no activations in the student's blocks: less memory, more time.", TRAINING)
+    ] = False
     track: Annotated[
         str | None, _option("--track", "Also log to tensorboard, wandb, … (any tracker of Accelerate).", TRAINING)
     ] = None
@@ -158,7 +167,7 @@ class Going:
         """As distill and finetune take them."""
         from limbeck.engine.loop import Pace
 
-        pace = Pace(self.micro_batch, self.log_every, self.save_every, self.eager, self.compile, self.cache)
+        pace = Pace(**{field.name: getattr(self, field.name) for field in fields(Pace)})
         return {"out": self.out, "resume": self.resume, "track": self.track, "pace": pace, "quiet": self.quiet}
 
 

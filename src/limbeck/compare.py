@@ -1,6 +1,7 @@
 """Models side by side: every metric, size, latency, and agreement with the first of them."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from limbeck import architectures, efficiency, evaluation, models
+from limbeck.data.alignment import align
 from limbeck.data.encoding import encode
-from limbeck.data.labels import align
+from limbeck.data.kinds import KINDS
 from limbeck.data.loading import load
 from limbeck.data.spec import DataSpec
 from limbeck.folder import write_text
@@ -21,6 +23,7 @@ from limbeck.report.tables import count
 def compare(names: list[str], data: DataSpec, predictions: Path | None = None) -> list[dict[str, Any]]:
     """A row a model: scores of every split, size, milliseconds a forward (taken in turns), agreement with the first."""
     corpus = load(data, train=False)
+    kind = KINDS[corpus.task.kind]
     device = "cuda" if torch.cuda.is_available() else "cpu"
     rows, answers = [], []
     loaded = {name: models.load_model(name).to(device) for name in names}  # type: ignore[arg-type]
@@ -35,14 +38,15 @@ def compare(names: list[str], data: DataSpec, predictions: Path | None = None) -
         longest = models.longest_input(model.config, tokenizer, data.max_length)
         row: dict[str, Any] = {"model": name, "scores": {}, "agreement": {}}
         for split, examples in aligned.evals.items():
-            encoded = encode(examples, tokenizer, architectures.inputs(model), longest)
-            logits = evaluation.predict(model, encoded)
-            row["scores"][split] = evaluation.measure(aligned.task, logits, np.asarray(encoded.labels))
-            reference = first.setdefault(split, _in_order(logits, labels))
-            row["agreement"][split] = evaluation.agreement(_in_order(logits, labels), reference, aligned.task)
+            encoded = encode(examples, tokenizer, architectures.inputs(model), longest, kind)
+            logits, right = evaluation.predict(model, encoded), encoded.right
+            row["scores"][split] = evaluation.measure(aligned.task, logits, right)
+            reference = first.setdefault(split, kind.ordered(logits, labels))
+            sorted_task = replace(aligned.task, labels=tuple(sorted(labels)))
+            row["agreement"][split] = evaluation.agreement(kind.ordered(logits, labels), reference, sorted_task, right)
             answers += [
-                {"model": name, "split": split, "index": i, "prediction": _answer(z, labels), "logits": z.tolist()}
-                for i, z in enumerate(logits)
+                {"model": name, "split": split, "index": i, **answer}
+                for i, answer in enumerate(kind.answers(logits, labels, right))
             ]
             batches.setdefault(name, efficiency.typical_batch(encoded))
         row["parameters"] = efficiency.parameters(model)
@@ -88,12 +92,3 @@ def _short(names: list[str]) -> list[str]:
         if len(set(ends)) == len(set(names)):
             return ends
     return names
-
-
-def _in_order(logits: np.ndarray, labels: tuple[str, ...]) -> np.ndarray:
-    """Columns by label name, so that models with other label orders can be compared."""
-    return logits[:, np.argsort(labels)] if labels else logits
-
-
-def _answer(logits: np.ndarray, labels: tuple[str, ...]) -> str | float:
-    return labels[int(logits.argmax())] if labels else float(logits[0])

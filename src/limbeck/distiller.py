@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from limbeck import architectures
+from limbeck.data import kinds
 from limbeck.data.mixing import Mixup
 from limbeck.errors import LimbeckError
 from limbeck.objectives import Models, Moment, NamedAligner, Objective, Read, check_inputs, check_name
@@ -60,7 +61,7 @@ class Distiller(nn.Module):
         models = Models(
             architectures.shape(student),
             architectures.shape(teacher) if teacher else None,
-            student.config.num_labels == 1,
+            kinds.of(student),
             (student, teacher) if teacher else None,
             train_labels,
         )

@@ -50,6 +50,7 @@ class Seen:
     logits: Tensor | None = None
     projector: nn.Linear | None = None  # what stands between the last state and the classifier
     pooling: Literal["first", "last", "mean"] = "first"  # which states the classifier reads
+    per_token: bool = False  # the classifier predicts for every token
 
     # Shared by all layers, so that each is computed once.
 
@@ -68,6 +69,11 @@ class Seen:
         """The row mask of a feature with one row an example."""
         return torch.ones_like(self.mask[:, 0])
 
+    @property
+    def predicted(self) -> Tensor:
+        """The row mask of the predictions."""
+        return self.mask if self.per_token else self.one_row
+
 
 Feature = TypeVar("Feature", bound=Callable[..., Rows])
 
@@ -78,10 +84,10 @@ def seen_at(
     fixed: int | None = None,
     width: str | None = None,
     distribution: bool = False,
-    rows: Literal["example", "token"] | None = None,
+    rows: Literal["example", "token", "prediction"] | None = None,
 ) -> Callable[[Feature], Feature]:
     """Say where a feature looks, the one layer it has (`fixed`), which of a model's sizes D is, whether its rows are
-    distributions, and whether there is one an example or one a token (then it can be cached)."""
+    distributions, and whether there is one an example, a token or a prediction (then it can be cached)."""
 
     def mark(function: Feature) -> Feature:
         marks = {"site": site, "fixed": fixed, "width": width, "distribution": distribution, "rows": rows}
@@ -123,23 +129,25 @@ def final(seen: Seen, layer: int) -> Rows:
     return Rows(_final(seen), seen.mask)
 
 
-@seen_at("final", fixed=LOGITS, width="reads", rows="example")
+@seen_at("final", fixed=LOGITS, width="reads", rows="prediction")
 def classifier_input(seen: Seen, layer: int) -> Rows:
-    """What the classifier reads: the final state of the first token, the last, or the mean, whichever the model takes;
-    through the student's projector where it has one."""
-    state = _mean(seen, _final(seen)) if seen.pooling == "mean" else _cls(seen, _final(seen))
+    """What the classifier reads: the final state of every token it predicts for, or else of the first token, the last,
+    or the mean, whichever the model takes; through the student's projector where it has one."""
+    state = _final(seen)
+    if not seen.per_token:
+        state = _mean(seen, state) if seen.pooling == "mean" else _cls(seen, state)
     if seen.projector is not None:
         bias = seen.projector.bias
         state = F.linear(state, _exact(seen.projector.weight), bias if bias is None else _exact(bias))
-    return Rows(state, seen.one_row)
+    return Rows(state, seen.predicted)
 
 
-@seen_at("logits", fixed=LOGITS, width="labels", rows="example")
+@seen_at("logits", fixed=LOGITS, width="labels", rows="prediction")
 def logits(seen: Seen, layer: int) -> Rows:
     """The predictions."""
     if seen.logits is None:
         raise RuntimeError("logits were read, but the forward stopped before them")
-    return Rows(_exact(seen.logits), seen.one_row)
+    return Rows(_exact(seen.logits), seen.predicted)
 
 
 @seen_at("attention")

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from limbeck import architectures
+from limbeck.data import kinds
 from limbeck.errors import LimbeckError
 from limbeck.features import last_token
 from limbeck.mappings import Layers
@@ -49,6 +50,10 @@ class Filters(nn.Module):
             raise LimbeckError("filters belong to layers, and a random map has other layers each epoch. Use another.")
         if not tokens and self.kind in ("next-layer", "all-next-layers"):
             raise LimbeckError(f"filters({self.kind}) attend to every token: compare hidden.")
+        if not tokens and kinds.of(student).per_token:
+            raise LimbeckError(
+                "the task has labels of tokens, which heads can only learn from every token: use hidden."
+            )
         if self.layers is not None:
             if self.layers[:2] != layers[:2]:
                 raise LimbeckError(
@@ -90,14 +95,15 @@ class Side(nn.Module):
         self.filters = nn.ModuleList(_filter(asked.kind, model, layer, width) for layer in layers)
         self.heads = nn.ModuleList(_head(asked.head, width, labels) for _ in layers)
         self.last = architectures.pooling(model) == "last"
+        self.per_token = kinds.of(model).per_token
 
     def forward(self, states: Sequence[Tensor], mask: Tensor) -> list[Tensor]:
         return [f(s, mask) if isinstance(f, Blocks) else f(s) for f, s in zip(self.filters, states)]
 
     def predict(self, states: Sequence[Tensor], mask: Tensor) -> list[Tensor]:
-        """The predictions of every head: `(batch, labels)` each."""
+        """The predictions of every head, of the first token or, where the task asks for that, of each."""
         filtered = self(states, mask)
-        if filtered[0].dim() == 3:
+        if filtered[0].dim() == 3 and not self.per_token:
             filtered = [last_token(f, mask) if self.last else f[:, 0] for f in filtered]
         return [head(f) for head, f in zip(self.heads, filtered)]
 

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-from transformers import AutoModelForSequenceClassification, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.configuration_utils import PretrainedConfig
 
 from limbeck import architectures, projector
+from limbeck.data.kinds import of
 from limbeck.errors import LimbeckError
 from limbeck.mappings import MAPPINGS
 from limbeck.spec import bind, parse
@@ -135,7 +136,7 @@ def start_student(
     config = _config(source, depth, width, labels, calls)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        student = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
+        student = architectures.auto_class(of(source)).from_config(config, dtype=torch.float32)
         start = Start(student, source, teacher, from_teacher=source is teacher)
         for call in calls:
             bind(parse(call), INITIALISERS, "start")(start)

@@ -20,7 +20,6 @@ class Layers(NamedTuple):
     teacher: tuple[int, ...]
     draw: Callable[[int, int, int], list[int]] | None = None
     note: str = ""  # what a user should hear
-    attend: bool = False  # each student layer meets all the teacher's, weighed by how alike they are
     groups: tuple[tuple[int, ...], ...] = ()
 
 
@@ -79,11 +78,6 @@ def random(student: int, teacher: int, *, last: bool = False) -> Layers:
     return Layers(met, drawn_from, draw)
 
 
-def attention(student: int, teacher: int, *, last: bool = False) -> Layers:
-    """Every student layer with all teacher layers at once, weighed by attention (Universal-KD)."""
-    return Layers(tuple(_layers(student, last)), tuple(_layers(teacher, last)), attend=True)
-
-
 def lowest(student: int, teacher: int) -> Layers:
     """The lowest of every ⌊N/M⌋ teacher layers: 1, 3, …, 11 of 12 (CoDIR)."""
     _no_deeper(student, teacher)
@@ -125,7 +119,7 @@ def _share(kind: str, layers: range, low: int, high: int) -> range:
     return layers[low:high]
 
 
-MAPPINGS = {f.__name__: f for f in (uniform, first, top, last, sanh, pairs, random, attention, lowest, groups)}
+MAPPINGS = {f.__name__: f for f in (uniform, first, top, last, sanh, pairs, random, lowest, groups)}
 
 
 def _layers(depth: int, last: bool = True, embeddings: bool = False) -> range:

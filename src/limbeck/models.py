@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from transformers import (
     AutoConfig,
-    AutoModelForSequenceClassification,
     AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -18,7 +17,8 @@ from transformers.configuration_utils import PretrainedConfig
 from transformers.utils import logging
 
 from limbeck import architectures
-from limbeck.data.labels import is_generic
+from limbeck.data.alignment import is_generic
+from limbeck.data.kinds import KINDS, Kind, declared, of
 from limbeck.data.tasks import Task, plain
 from limbeck.errors import LimbeckError
 
@@ -46,7 +46,8 @@ def config_of(name: str) -> PretrainedConfig:
 def load_model(name: str, task: Task | None = None) -> PreTrainedModel:
     """A classifier, its weights in fp32. Where the checkpoint has none, `task` says what a fresh one predicts."""
     config = config_of(name)
-    fresh = not _has_classifier(config)
+    own = _kind_of(config)
+    fresh = own is None
     if fresh and task is None:
         raise LimbeckError(
             f'"{name}" has no classifier of its own ({", ".join(config.architectures or ["no architecture named"])}). '
@@ -56,7 +57,7 @@ def load_model(name: str, task: Task | None = None) -> PreTrainedModel:
 
     def read(place: str) -> PreTrainedModel:
         # A half-precision file would otherwise be trained in half precision, and learn nothing.
-        return AutoModelForSequenceClassification.from_pretrained(
+        return architectures.auto_class(own or KINDS[task.kind if task else "classification"]).from_pretrained(
             place, dtype=torch.float32, use_safetensors=True, trust_remote_code=False, **labels
         )
 
@@ -76,10 +77,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
 def label_options(task: Task) -> dict:
     """A task's labels as a configuration has them."""
-    if task.kind == "regression":
-        return {"num_labels": 1, "problem_type": "regression"}
-    names = dict(enumerate(task.labels))
-    return {"num_labels": len(names), "id2label": names, "label2id": {name: i for i, name in names.items()}}
+    return KINDS[task.kind].settings(task.labels)
 
 
 def label_names(model: PreTrainedModel) -> list[str]:
@@ -88,9 +86,9 @@ def label_names(model: PreTrainedModel) -> list[str]:
 
 
 def check_kind(model: PreTrainedModel, task: Task, owner: str) -> None:
-    """A model of scores for a regression task, one of classes for a classification task."""
-    if (model.config.num_labels == 1) != (task.kind == "regression"):
-        predicts = "a score" if model.config.num_labels == 1 else f"{model.config.num_labels} classes"
+    """A model of scores for a regression task, one of classes for a classification task, and so on."""
+    if (kind := of(model)).name != task.kind:
+        predicts = f"{model.config.num_labels} {kind.classes}" if kind.named else kind.predicts
         raise LimbeckError(
             f"{owner} predicts {predicts}, and {task.name} is a {task.kind} task. Give a model fine-tuned on this task."
         )
@@ -98,8 +96,8 @@ def check_kind(model: PreTrainedModel, task: Task, owner: str) -> None:
 
 def fits_labels(model: PreTrainedModel, task: Task) -> bool:
     """Whether a classifier predicts the task's labels, in whatever order, or as many without names."""
-    if task.kind == "regression" or model.config.num_labels == 1:
-        return task.kind == "regression" and model.config.num_labels == 1
+    if of(model).name != task.kind or not of(model).named:
+        return of(model).name == task.kind
     names = label_names(model)
     generic = is_generic(dict(enumerate(names)))
     same = generic or sorted(map(plain, names)) == sorted(map(plain, task.labels))
@@ -113,9 +111,9 @@ def renew_classifier(model: PreTrainedModel, task: Task, seed: int) -> PreTraine
         setattr(config, name, value)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        fresh = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
-    head = tuple(architectures.head(fresh))
-    body = {name: weight for name, weight in model.state_dict().items() if not name.startswith(head)}
+        fresh = architectures.auto_class(KINDS[task.kind]).from_config(config, dtype=torch.float32)
+    heads = (*architectures.head(fresh), *architectures.head(model))
+    body = {name: weight for name, weight in model.state_dict().items() if not name.startswith(heads)}
     fresh.load_state_dict(body, strict=False)
     return fresh
 
@@ -126,10 +124,10 @@ def adopt_labels(model: PreTrainedModel, task: Task, owner: str) -> None:
     if not fits_labels(model, task):
         raise LimbeckError(
             f"the labels of {owner} ({', '.join(names)}) are not those of {task.name} "
-            f"({', '.join(task.labels) or 'a score'}). "
+            f"({', '.join(task.labels) or KINDS[task.kind].predicts}). "
             "Give a checkpoint without a classifier, or one trained on these labels."
         )
-    if task.kind == "regression":
+    if not KINDS[task.kind].named:
         return
     if not is_generic(dict(enumerate(names))):
         at = {plain(name): i for i, name in enumerate(names)}
@@ -186,8 +184,9 @@ def longest_input(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, 
     return min(wanted, architectures.positions(config), tokenizer.model_max_length)
 
 
-def _has_classifier(config: PretrainedConfig) -> bool:
-    return any(name.endswith("ForSequenceClassification") for name in config.architectures or [])
+def _kind_of(config: PretrainedConfig) -> Kind | None:
+    """The kind of task a checkpoint has a head for."""
+    return next(filter(None, (declared(name, config) for name in config.architectures or [])), None)
 
 
 @contextmanager

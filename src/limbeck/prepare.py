@@ -1,7 +1,7 @@
 """From what the user asked for to everything a run needs. Every user's mistake is found here, before training."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,10 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from limbeck import architectures, models
+from limbeck.data import kinds
+from limbeck.data.alignment import align
 from limbeck.data.corpus import Corpus, Split
 from limbeck.data.encoding import Encoded, encode
-from limbeck.data.labels import align
 from limbeck.data.loading import load, load_inputs
 from limbeck.data.mixing import Mixup
 from limbeck.data.scarcity import scarce
@@ -24,7 +25,7 @@ from limbeck.engine.loop import total_steps
 from limbeck.engine.world import seed_for
 from limbeck.errors import LimbeckError
 from limbeck.initialisers import start_student
-from limbeck.objectives import Labels, Match, NamedAligner, Probe, build
+from limbeck.objectives import CoTraining, Labels, Match, NamedAligner, Probe, build
 from limbeck.recipe import Recipe, Stage, resolve, supplemented
 from limbeck.spec import allowing, parse
 
@@ -91,15 +92,7 @@ class Prepared:
         return self.unreached[index]
 
     def _wanted(self, name: str, distiller: Distiller, stage: Stage) -> bool:
-        if name.startswith("student."):
-            return "student" in stage.train and name.removeprefix("student.") not in self.frozen
-        if "aligners" in stage.train:
-            return True
-        aligner = getattr(distiller.terms[name.split(".")[1]], "align", None)
-        if aligner is None or aligner.name not in self.aligners:
-            return False
-        side = name.partition(".aligner.")[2].partition(".")[0]
-        return aligner.name in stage.train or f"{aligner.name}.{side}" in stage.train
+        return name.removeprefix("student.") not in self.frozen and trains(name, distiller, stage, self.aligners)
 
     def probe(self) -> dict[str, torch.Tensor]:
         """Two short examples, to see what a forward does."""
@@ -143,7 +136,7 @@ def _prepare(asked: Request) -> Prepared:
     corpus = scarce(load(asked.data, labelled=any(labelled)), asked.data, asked.seed)
     _training(corpus)
     notes += corpus.notes
-    teacher = models.load_model(asked.teacher) if asked.teacher else None
+    teacher = _teacher(asked, corpus.task, any(isinstance(o, CoTraining) for stage in declared for o in stage.values()))
     origin = asked.student or asked.teacher
     if origin is None:
         raise LimbeckError("give --teacher, the model to distil.")
@@ -173,10 +166,11 @@ def _prepare(asked: Request) -> Prepared:
     both = [model for model in (teacher, start.student) if model is not None]
     longest = min(models.longest_input(model.config, tokenizer, asked.data.max_length) for model in both)
     columns = {column for model in both for column in architectures.inputs(model)}
-    train = encode(_training(corpus), tokenizer, columns, longest)
+    kind = kinds.KINDS[corpus.task.kind]
+    train = encode(_training(corpus), tokenizer, columns, longest, kind)
     if longest < asked.data.max_length and train.lengths.max() == longest:
         notes.append(f"longer texts are cut at {longest} tokens, the most these models take")
-    evals = {name: encode(split, tokenizer, columns, longest) for name, split in corpus.evals.items()}
+    evals = {name: encode(split, tokenizer, columns, longest, kind) for name, split in corpus.evals.items()}
     others = {}
     for index, stage in enumerate(recipe.stages):
         if stage.data:
@@ -193,7 +187,7 @@ def _prepare(asked: Request) -> Prepared:
                 start.student,
                 objectives,
                 aligners=aligners,
-                train_labels=_labels(others.get(index, train)),
+                train_labels=_labels(others.get(index, train), kind),
                 mixup=Mixup(stage.mixup, rows=stage.batch) if stage.mixup else None,
                 steps=total_steps(stage, len(others.get(index, train))),
                 seed=asked.seed,
@@ -222,6 +216,19 @@ def _prepare(asked: Request) -> Prepared:
     )
 
 
+def trains(name: str, distiller: Distiller, stage: Stage, aligners: Container[str]) -> bool:
+    """Whether a stage's `train` list names this parameter; `aligners` are those that have names."""
+    if name.startswith("student."):
+        return "student" in stage.train
+    if "aligners" in stage.train:
+        return True
+    aligner = getattr(distiller.terms[name.split(".")[1]], "align", None)
+    if aligner is None or aligner.name not in aligners:
+        return False
+    side = name.partition(".aligner.")[2].partition(".")[0]
+    return aligner.name in stage.train or f"{aligner.name}.{side}" in stage.train
+
+
 def find_unreached(distiller: Distiller, batch: dict[str, torch.Tensor]) -> list[str]:
     """The parameters that would train and no objective reaches; an objective that reaches none is an error."""
     trained = {name: p for name, p in distiller.named_parameters() if p.requires_grad}
@@ -247,6 +254,18 @@ def find_unreached(distiller: Distiller, batch: dict[str, torch.Tensor]) -> list
     return [name for name in trained if name not in reached]
 
 
+def whole_modules(distiller: Distiller, names: set[str]) -> list[str]:
+    """The largest modules that hold these parameters and no others."""
+    others = {name for name, _ in distiller.named_parameters() if name not in names}
+    mixed = {name[:end] for name in others for end in range(len(name)) if name[end] == "."}
+    found = []
+    for name in sorted(names):
+        parts = name.split(".")
+        paths = [".".join(parts[: i + 1]) for i in range(len(parts))]
+        found.append(next(path for path in paths if path not in mixed))
+    return list(dict.fromkeys(found))
+
+
 def fingerprint(*splits: Encoded) -> str:
     """A hash of the tokens and labels a run trains and selects on."""
     digest = hashlib.sha256()
@@ -257,6 +276,15 @@ def fingerprint(*splits: Encoded) -> str:
         if data.labels is not None:
             digest.update(data.labels.tobytes())
     return digest.hexdigest()[:16]
+
+
+def _teacher(asked: Request, task: Task, trains: bool) -> PreTrainedModel | None:
+    """The teacher; one that trains may lack a classifier, and gets a fresh one."""
+    if asked.teacher is None:
+        return None
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(asked.seed)
+        return models.load_model(asked.teacher, task if trains else None)
 
 
 def _models_agree(
@@ -279,23 +307,27 @@ def _models_agree(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(asked.seed)  # a classifier the checkpoint lacks is drawn
         source = models.load_model(name, corpus.task)
-    if not any(parse(call).name == "checkpoint" for call in asked.recipe.init):
-        return corpus, source  # its classifier is not used
-    if teacher is None and not models.fits_labels(source, corpus.task):
+    used = any(parse(call).name == "checkpoint" for call in asked.recipe.init)  # its classifier
+    foreign = kinds.of(source).auto != kinds.KINDS[corpus.task.kind].auto
+    if foreign or (used and teacher is None and not models.fits_labels(source, corpus.task)):
         notes.append(
             f"the classifier of {name} predicts {_predicted(source)}, which is not the task: a fresh one is made"
         )
         source = models.renew_classifier(source, corpus.task, asked.seed)
-    models.adopt_labels(source, corpus.task, f"student {name}")
+    if used:
+        models.adopt_labels(source, corpus.task, f"student {name}")
     return corpus, source
 
 
-def _labels(data: Encoded) -> torch.Tensor | None:
-    return None if data.labels is None else torch.from_numpy(data.labels)
+def _labels(data: Encoded, kind: kinds.Kind) -> torch.Tensor | None:
+    """What tells examples apart: their class, or that they are not the same."""
+    if data.right is None:
+        return None
+    return torch.from_numpy(data.labels) if kind.name == "classification" else torch.arange(len(data))
 
 
 def _predicted(model: PreTrainedModel) -> str:
-    return "a score" if model.config.num_labels == 1 else ", ".join(models.label_names(model))
+    return kinds.of(model).predicts or ", ".join(models.label_names(model))
 
 
 def _check_data(recipe: Recipe, labelled: list[bool]) -> None:

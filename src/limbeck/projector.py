@@ -10,11 +10,12 @@ from collections import OrderedDict
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 from transformers.configuration_utils import PretrainedConfig
 
 from limbeck import architectures
 from limbeck.architectures import WIDE, dense_map, family, output_map
+from limbeck.data.kinds import of
 
 
 def take_over(student: PreTrainedModel, teacher: PreTrainedModel, *, project: bool) -> set[str]:
@@ -60,7 +61,7 @@ def folded(student: PreTrainedModel) -> PreTrainedModel:
         weights |= {inside + name: value for name, value in _product(dense_map(student), projector).items()}
     kind = architectures.kind(student.config)
     config = _config(student.config, kind if size == width else f"{WIDE}{kind}", size)
-    made = AutoModelForSequenceClassification.from_config(config, dtype=student.dtype)
+    made = architectures.auto_class(of(student)).from_config(config, dtype=student.dtype)
     made.load_state_dict(weights)
     return made.train(student.training)
 

@@ -16,7 +16,8 @@ from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, Validation
 from limbeck.errors import LimbeckError, did_you_mean
 from limbeck.spec import literal, number, parse
 
-COMPARE_LAYERS = {"match", "consistency"}  # kinds of objectives that hold for any input, whatever its task
+# Kinds of objectives that read layers alone, and so take any input, whatever its task.
+COMPARE_LAYERS = {"match", "consistency", "earth_mover", "context"}
 FORBID = ConfigDict(extra="forbid")
 Number = Annotated[float, BeforeValidator(number)]
 Positive = Annotated[float, BeforeValidator(number), Field(gt=0)]

@@ -17,15 +17,17 @@ from safetensors.torch import save_file
 
 from limbeck import efficiency, evaluation
 from limbeck import recipe as recipes
+from limbeck.data.kinds import KINDS
 from limbeck.data.spec import DataSpec
-from limbeck.engine.checkpoints import Checkpoints, State, plain
+from limbeck.engine.checkpoints import Checkpoints, State
 from limbeck.engine.loop import Loop, Pace
 from limbeck.engine.progress import Display, clock
+from limbeck.engine.sharding import check_processes, fill, gathered, shard, shell
 from limbeck.engine.world import open_world
 from limbeck.errors import LimbeckError
 from limbeck.folder import RunFolder, write_file, write_folder, write_json, write_text
 from limbeck.models import quiet
-from limbeck.prepare import Prepared, Request, fingerprint, prepare, request
+from limbeck.prepare import Prepared, Request, fingerprint, prepare, request, whole_modules
 from limbeck.projector import folded
 from limbeck.report.card import model_card
 from limbeck.report.page import write_report
@@ -66,8 +68,8 @@ def distill(
     """Distil `teacher` into a student of `layers` layers, or into the checkpoint `student`.
 
     `data` says what to learn from, in the words of the command line: `task` and `data`, or `train`, `eval`, `test`
-    with `text`, `text_pair`, `label`, `labels`, `max_length`; `few`, `label_noise`, `supplement`. `set` changes values
-    of the recipe, as `--set` does; `allow_code` lets it name Python functions by dotted path.
+    with `text`, `text_pair`, `label`, `labels`, `kind`, `max_length`; `few`, `label_noise`, `supplement`. `set` changes
+    values of the recipe, as `--set` does; `allow_code` lets it name Python functions by dotted path.
     """
     asked = request(
         recipe,
@@ -122,6 +124,8 @@ def _execute(asked: Request, folder: RunFolder, resume: bool, track: str | None,
     _check_folder(folder, resume)
     began = time.monotonic()
     accelerator = open_world(track=track, folder=folder.path)
+    if pace.shard:
+        check_processes()
     display = Display(quiet=quiet or not accelerator.is_main_process)
     prepared = prepare(asked)
     again = resume and folder.request.exists()
@@ -160,18 +164,24 @@ def _train(
 ) -> tuple[State, float]:
     """Train every stage; how things stand at the end, and the seconds that earlier tries of a resumed run took."""
     student = prepared.student.to(accelerator.device)  # type: ignore[arg-type]
+    half = accelerator.mixed_precision == "bf16"
     light = None
-    if prepared.teacher is not None and accelerator.mixed_precision == "bf16":
-        light = copy.deepcopy(prepared.teacher).to(torch.bfloat16)  # type: ignore[arg-type]
+    if prepared.teacher is not None and (half or pace.shard):
+        light = copy.deepcopy(prepared.teacher).to(torch.bfloat16 if half else torch.float32)  # type: ignore[arg-type]
     for distiller in prepared.distillers:
         if isinstance(distiller.teacher, Live) and light is not None:
             distiller.teacher.lighten(light)
         distiller.to(accelerator.device)
+    if pace.shard:
+        prepared.student = shell(student)
+        shard(student, half=half)
+        if light is not None:
+            shard(light)
     aligners = {f"aligners.{n}": a.module for n, a in prepared.aligners.items() if a.module is not None}
     selected = next(iter(prepared.evals.values()), None)
 
     def score() -> dict[str, float]:
-        if selected is None or selected.labels is None:
+        if selected is None or selected.right is None:
             return {}
         return evaluation.evaluate(student, selected, prepared.task)
 
@@ -201,10 +211,13 @@ def _train(
     if checkpoint:
         checkpoint.load(kept(state))
         display.say(f"goes on at stage {min(state.stage + 1, len(prepared.stages))}, step {state.step}")
+        if state.stage == len(prepared.stages):
+            prepared.distillers[-1].finish()
     while state.stage < len(prepared.stages):
         index = state.stage
         if frozen := prepared.set_trained(index):
-            display.say(f"stage {prepared.stages[index].name}: no objective reaches {_listed(frozen)}; frozen")
+            named = _listed(whole_modules(prepared.distillers[index], set(frozen)))
+            display.say(f"stage {prepared.stages[index].name}: no objective reaches {named}; frozen")
         began, distiller = time.monotonic(), prepared.distillers[index]
         loop.data = prepared.data(index)
         live = distiller.teacher
@@ -230,10 +243,11 @@ def _train(
         if live is not None:
             distiller.teacher = live  # the memory of a cache goes with its stage
         state = State(stage=index + 1, seconds=state.seconds, logged=folder.logged())
-        if accelerator.is_main_process:
-            loop.checkpoints.save(state, kept(state), None)
+        loop.checkpoints.save(state, kept(state), None)
         accelerator.wait_for_everyone()
         checkpoint = None
+    if pace.shard:
+        fill(prepared.student, student, keep=accelerator.is_main_process)
     return state, earlier
 
 
@@ -241,13 +255,13 @@ def _score(prepared: Prepared, state: State, device: torch.device, seconds: floa
     """What scores.json says."""
     asked, task = prepared.request, prepared.task
     names = list(prepared.evals)
-    split = "test" if "test" in names and prepared.evals["test"].labels is not None else (names or [None])[0]
+    split = "test" if "test" in names and prepared.evals["test"].right is not None else (names or [None])[0]
     models = {"teacher": prepared.teacher, "student": prepared.student}
     present = {name: model.to(device) for name, model in models.items() if model is not None}  # type: ignore[arg-type]
     scored = {
         place: {who: evaluation.evaluate(model, data, task) for who, model in present.items()}
         for place, data in prepared.evals.items()
-        if data.labels is not None
+        if data.right is not None
     }
     here = scored.get(split, {}) if split else {}
     metric = task.metrics[0] if task.metrics else None  # files without labels
@@ -306,13 +320,20 @@ def _leave(prepared: Prepared, folder: RunFolder, scores: dict[str, Any]) -> Non
         base = prepared.request.teacher or prepared.request.student
         hub = base if base and not Path(base).exists() else None
         own_code = prepared.student.is_remote_code()
-        card = model_card(prepared.request.recipe.plain(), scores, citations(name), base_model=hub, own_code=own_code)
+        card = model_card(
+            prepared.request.recipe.plain(),
+            scores,
+            citations(name),
+            kind=KINDS[prepared.task.kind],
+            base_model=hub,
+            own_code=own_code,
+        )
         (place / "README.md").write_text(card, encoding="utf8")
 
     write_folder(folder.student, save_student)
     beside = prepared.distillers[-1].objectives.state_dict()
     if beside:
-        write_file(folder.aligners, lambda place: save_file(plain(beside), place))
+        write_file(folder.aligners, lambda place: save_file(gathered(beside), place))
     write_json(folder.scores, scores)
     _tidy(folder)
 

@@ -20,6 +20,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from limbeck import architectures
+from limbeck.data import kinds
 from limbeck.data.mixing import mix
 from limbeck.features import FEATURES, Attention, Rows, Seen
 from limbeck.spec import bind, parse
@@ -39,6 +40,7 @@ class Tap:
         self.model = model
         self.features = {name: bind(parse(name), FEATURES, "feature") for name, _ in self.sites}
         self.columns = architectures.inputs(model)
+        self.kind = kinds.of(model)
         self.hidden = {layer for name, layer in self.sites if self._site(name) == "hidden"}
         self.attention = {layer for name, layer in self.sites if self._site(name) == "attention"}
         depth = architectures.shape(model).layers
@@ -49,7 +51,7 @@ class Tap:
         self.whole = any(self._site(name) == "logits" for name, _ in self.sites)
         # Layer 0 is what block 1 takes.
         self.depth = depth if self.whole or self.final else max(self.hidden | self.attention | {1})
-        self.runs = model if self.whole else architectures.shortened(model, self.depth)
+        self.runs = model if self.whole else architectures.cut_short(model, self.depth)
         self.givers = self._turns(architectures.giver, self.hidden)
         self.attentions = self._turns(architectures.self_attention, self.attention)
         taken = inspect.signature(self.runs.forward).parameters
@@ -73,6 +75,7 @@ class Tap:
             mask=batch["attention_mask"].bool(),
             projector=architectures.projector(self.model),
             pooling=architectures.pooling(self.model),
+            per_token=self.kind.per_token,
         )
         with ExitStack() as attached:
             if "partner" in batch:
@@ -83,7 +86,7 @@ class Tap:
             attached.enter_context(self._placing())
             output = self.runs(**{name: batch[name] for name in self.columns if name in batch}, **self.options)
         if self.whole:
-            seen.logits = output.logits
+            seen.logits = self.kind.logits(output)
         if self.final and self.norm is None:
             seen.final = seen.hidden[self.depth]
         with full_precision(seen.mask):

@@ -171,6 +171,24 @@ def test_a_stage_with_labels_takes_no_other_data():
         prepare(asked)
 
 
+def test_contrast_needs_the_labels_of_its_own_data():
+    other = toy.data(96, 8)["train"]
+    asked = request(
+        "hid-cls-contrast",
+        DataSpec(**toy.data()),
+        teacher=toy.teacher("bert"),
+        layers=2,
+        set=[f"stages.0.data={other}"],
+    )
+    with pytest.raises(LimbeckError, match="labelled data"):
+        prepare(asked)
+
+
+def test_the_supplement_is_for_every_way_to_compare_layers():
+    ready = prepared("emd-ild", supplement=toy.data(96, 8)["train"])
+    assert [len(ready.data(i)) for i in range(2)] == [96, 64]
+
+
 def test_flipped_labels_and_subsets_share_what_is_cached():
     """What a teacher says is kept by an example's tokens."""
     from limbeck.cache import example_keys

@@ -65,7 +65,7 @@ def run(step, module, count=3, pieces=1):
 
 
 def places(step, module):
-    tensors = [step.lr, step.count, step.parts, *step.ids.values(), *step.parameters, *module.buffers()]
+    tensors = [*step.rates, step.count, step.parts, *step.ids.values(), *step.parameters, *module.buffers()]
     tensors += [value for state in step.optimizer.state.values() for value in state.values()]
     tensors += step.half.gradients + list(step.half.copies.values()) if step.half else []
     return [tensor.data_ptr() for tensor in tensors]
@@ -83,7 +83,7 @@ def test_buffers_stay_where_they_are(precision, pieces):
         module.at(at, at)
         draws.add(tuple(module.terms["layers"].pairs()))
         step(np.split(np.arange(4), pieces), 16, 4, LR * at, seed=at)
-        assert float(step.lr) == pytest.approx(LR * at)
+        assert [float(rate) for rate in step.rates] == pytest.approx([LR * at] * len(step.rates))
     assert places(step, module) == before
     assert len(draws) > 1
 
@@ -91,7 +91,7 @@ def test_buffers_stay_where_they_are(precision, pieces):
 def reference(module, steps=3):
     """The same training, by hand: a bf16 copy of the student a step, gradients brought to the fp32 weights."""
     stage = Stage("distil", {"labels": {}}, steps=10, lr=LR)
-    optimizer = torch.optim.AdamW(groups(module, stage), lr=LR, fused=True)
+    optimizer = torch.optim.AdamW(groups(module, stage), fused=True)
     tokens = examples().on("cpu")
     student = module.student
     for at in range(steps):
@@ -109,7 +109,7 @@ def reference(module, steps=3):
             p.grad = found[name]
         nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], 1.0)
         for group in optimizer.param_groups:
-            group["lr"] = LR / (at + 1)
+            group["lr"].fill_(LR / (at + 1))
         optimizer.step()
     return student
 
@@ -159,6 +159,22 @@ def test_half_precision_where_nothing_of_the_student_trains():
     before = [p.clone() for p in step.parameters]
     run(step, module)
     assert not any(torch.equal(a, b) for a, b in zip(before, step.parameters))
+
+
+def test_a_term_may_have_a_pace_of_its_own():
+    module = distiller()
+    module.terms["layers"].pace = 0.25
+    step = Step(module, Stage("distil", {"labels": {}}, steps=10, lr=LR), world(), examples().on("cpu"))
+    own = {id(p) for p in module.objectives.parameters()}
+    before = {id(p): p.detach().clone() for p in step.parameters}
+    run(step, module, 1)
+    moved = {id(p): float((p.detach() - before[id(p)]).abs().max()) for p in step.parameters}
+    for theirs, rate in (
+        (True, 0.25 * LR),
+        (False, LR),
+    ):  # Adam's first step is the learning rate, whatever the gradient
+        assert max(far for p, far in moved.items() if (p in own) == theirs) == pytest.approx(rate, rel=0.02)
+    assert sorted({round(float(rate / LR), 4) for rate in step.rates}) == [0.25, 1.0]
 
 
 class Fakes:

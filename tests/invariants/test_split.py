@@ -74,12 +74,17 @@ def test_accumulated(recipe, size, micro, tmp_path):
     assert_same(run(recipe, size, tmp_path / "run", micro_batch=micro), whole(recipe, size))
 
 
-def torchrun(*arguments):
+def launcher():
+    """What starts two processes, as Python takes it."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    launcher = ("-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_addr", "127.0.0.1")
-    done = toy.command(*arguments, launcher=(*launcher, "--master_port", str(port)))
+    where = ("--master_addr", "127.0.0.1", "--master_port", str(port))
+    return ("-m", "torch.distributed.run", "--nproc_per_node", "2", *where)
+
+
+def torchrun(*arguments):
+    done = toy.command(*arguments, launcher=launcher())
     assert done.returncode == 0, done.stderr
     return done
 

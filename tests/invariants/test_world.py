@@ -28,3 +28,10 @@ def test_a_seed_tells_its_parts_apart():
     assert len({world.seed_for(*part) for part in parts}) == len(parts)
     assert world.seed_for(1, 2) != world.seed_for(2, 1)
     assert world.seed_for(1) != world.seed_for(1, 0)
+
+
+@pytest.mark.parametrize(("name", "said"), [("DEEPSPEED", "DeepSpeed"), ("FSDP", "FSDP")])
+def test_what_accelerate_would_have_others_do_is_refused(name, said, monkeypatch):
+    monkeypatch.setenv(f"ACCELERATE_USE_{name}", "true")
+    with pytest.raises(LimbeckError, match=rf"{said}.*--shard"):
+        world.open_world()

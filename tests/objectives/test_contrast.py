@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from limbeck.architectures import Shape
+from limbeck.data.kinds import KINDS
 from limbeck.data.plan import FILL
 from limbeck.errors import LimbeckError
 from limbeck.objectives import Contrast, Models, Moment
@@ -19,7 +20,9 @@ def term(labels=LABELS, *, regression=False, seed=0, **options):
     found = Contrast("cls", map="lowest", **options)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        found.bind(Models(STUDENT, TEACHER, regression, train_labels=labels), {})
+        found.bind(
+            Models(STUDENT, TEACHER, KINDS["regression" if regression else "classification"], train_labels=labels), {}
+        )
     found.at(Moment())
     return found.double().train()
 

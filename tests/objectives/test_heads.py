@@ -8,7 +8,6 @@ from limbeck.errors import LimbeckError
 from limbeck.features import LOGITS
 from limbeck.initialisers import start_student
 from limbeck.objectives import Heads, Labels, Match, NamedAligner, Probe, Read, build
-from limbeck.objectives.heads import attended
 from limbeck.spec import parse
 from tests.tiny import tiny_batch, tiny_model
 
@@ -84,24 +83,23 @@ def test_comparing_never_moves_the_teachers_side(teacher, stranger, term):
     stranger.zero_grad()
 
 
-def test_attention_mixes_what_the_teacher_predicts_by_likeness():
-    generator = torch.Generator().manual_seed(0)
-    query = torch.randn(4, 3, generator=generator, dtype=torch.float64).requires_grad_()
-    layers = [torch.randn(4, 3, generator=generator, dtype=torch.float64) for _ in range(5)]
-    found = attended(query, layers)
-    assert not found.requires_grad
-    for b in range(4):
-        energy = [sum(q * t for q, t in zip(query[b].tolist(), layer[b].tolist())) for layer in layers]
-        total = sum(torch.tensor(energy, dtype=torch.float64).exp().tolist())
-        weights = [float(torch.tensor(e, dtype=torch.float64).exp()) / total for e in energy]
-        for d in range(3):
-            expected = sum(w * float(layer[b, d]) for w, layer in zip(weights, layers))
-            assert found[b, d].item() == pytest.approx(expected, rel=1e-12)
+def test_a_blend_of_predictions_is_a_target(teacher, stranger):
+    """The student is not drawn through the weights of the blend."""
+    heads = Heads("cls", map="groups(last=false)", blend="attention", align="filters(none)")
+    distiller = Distiller(teacher, stranger, {"outputs": heads}).eval()
+    batch = tiny_batch(stranger)
+    seen = []
+    heads.distance = lambda one, target: seen.append(target.requires_grad) or (one - target).square().mean(-1)
+    distiller(**batch)
+    assert seen == [False, False]
 
 
-def test_layers_under_attention_all_meet(teacher, stranger):
-    distiller = Distiller(teacher, stranger, {"outputs": Heads("cls", map="attention", align="filters(none)")})
-    term = distiller.terms["outputs"]
+def test_grouped_layers_all_meet(teacher, stranger):
+    term = Heads("cls", map="groups(last=false)", blend="attention", align="filters(none)")
+    distiller = Distiller(teacher, stranger, {"outputs": term})
+    batch = tiny_batch(stranger)
+    weights = term.layer_weights(distiller.tap(**batch), distiller.teacher.features(**batch), batch)
+    torch.testing.assert_close(weights.sum(1), torch.ones(2))
     assert term.pairs() == [(s, t) for s in (1, 2) for t in (1, 2, 3, 4, 5)]
     assert term.reads() == {Read("student", "cls", s) for s in (1, 2)} | {
         Read("teacher", "cls", t) for t in range(1, 6)
@@ -113,7 +111,8 @@ def test_layers_under_attention_all_meet(teacher, stranger):
     [
         (Probe("hidden", map="sanh", align="linear"), "no heads.*filters"),
         (Heads("hidden", map="sanh", align="linear"), "no heads.*filters"),
-        (Match("cls", map="attention", align="linear"), "map: attention goes with heads"),
+        (Heads("cls", map="groups", blend="combine"), "only layers are combined.*blend: attention"),
+        (Heads("cls", map="groups"), "one needs the other"),
         (Match("cls", map="sanh", align="filters(none)"), "width 16.*width 32"),
         (Probe("cls", map="sanh", align="filters(next-layer)"), "compare hidden"),
         (Probe("hidden", map="random"), "random map"),

@@ -126,7 +126,10 @@ def test_a_run_killed_in_every_stage_ends_as_if_nothing_had_happened(recipe, tmp
     assert [name for name in found if not torch.equal(found[name], expected[name])] == []
 
 
-@pytest.mark.parametrize("recipe", [name for name in RECIPES if name != "finetune"])
+ONE_WIDTH = {"theseus"}  # its student's layers stand among the teacher's
+
+
+@pytest.mark.parametrize("recipe", [name for name in RECIPES if name.split(":")[0] not in ONE_WIDTH | {"finetune"}])
 def test_a_narrower_student_with_other_heads(recipe, tmp_path):
     narrow = toy.teacher("bert", width=16, heads=2, layers=2, seed=1)
     run = toy.distill(recipe, tmp_path / "run", teacher=toy.teacher("bert"), student=narrow)

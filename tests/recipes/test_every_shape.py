@@ -12,6 +12,8 @@ from tests import toy
 from tests.recipes.test_every_recipe import RECIPES
 
 DISTILLED = [recipe for recipe in RECIPES if recipe != "finetune"]
+AMONG = [recipe for recipe in DISTILLED if recipe.startswith("theseus")]  # their layers stand among the teacher's
+FREE = [recipe for recipe in DISTILLED if recipe not in AMONG]
 
 
 def begun(recipe, *, teacher="bert", set=(), **who):
@@ -36,7 +38,7 @@ def drawn(recipe):
     return f"init=[{', '.join('random' if call.name in ('layers', 'checkpoint') else str(call) for call in calls)}]"
 
 
-@pytest.mark.parametrize("recipe", DISTILLED)
+@pytest.mark.parametrize("recipe", FREE)
 def test_a_width(recipe):
     """From the teacher's own configuration: with a start at random, and else an error that says so."""
     prepared = begun(recipe, layers=2, width=16, set=[drawn(recipe)])
@@ -58,7 +60,7 @@ def test_deeper_than_half(recipe, layers):
     assert architectures.shape(begun(recipe, layers=layers).student).layers == layers
 
 
-@pytest.mark.parametrize("recipe", DISTILLED)
+@pytest.mark.parametrize("recipe", FREE)
 @pytest.mark.parametrize("family", ["mpnet", "distilbert"])
 def test_another_family_with_the_same_vocabulary(recipe, family):
     """A classifier that computes something else is not reused, and the error says why."""
@@ -69,3 +71,12 @@ def test_another_family_with_the_same_vocabulary(recipe, family):
             begun(recipe, student=student)
     else:
         assert begun(recipe, student=student).student.config.model_type == family
+
+
+@pytest.mark.parametrize("recipe", AMONG)
+@pytest.mark.parametrize("shape", [{"family": "mpnet"}, {"width": 16}])
+def test_layers_among_the_teachers_need_its_family_and_width(recipe, shape):
+    with pytest.raises(LimbeckError, match="one family and one width"):
+        begun(
+            recipe, student=toy.teacher(**{"family": "bert", "layers": 2, "seed": 1} | shape), set=["init=[checkpoint]"]
+        )

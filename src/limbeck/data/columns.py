@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from limbeck.data.spec import DataSpec
 from limbeck.data.tasks import Columns
@@ -24,7 +24,19 @@ _PAIRS = (
     ("query", "document"),
 )
 _TEXTS = ("text", "sentence", "sentence1", "premise", "question", "query", "review", "content", "document", "comment")
-_LABELS = ("label", "labels", "gold_label", "class", "target", "is_duplicate", "category", "sentiment", "score")
+_LABELS = (
+    "label",
+    "labels",
+    "gold_label",
+    "class",
+    "target",
+    "is_duplicate",
+    "category",
+    "sentiment",
+    "score",
+    "tags",
+    "ner_tags",
+)
 
 _NUMBER = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?")
 
@@ -37,6 +49,10 @@ class Table:
     columns: dict[str, list]
     classes: dict[str, tuple[str, ...]] = field(default_factory=dict)
     ragged: bool = False
+
+    def changed(self, columns: dict[str, list]) -> "Table":
+        """The same table with other values in some columns."""
+        return replace(self, columns={**self.columns, **columns})
 
 
 @dataclass(frozen=True)

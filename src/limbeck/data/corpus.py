@@ -9,7 +9,8 @@ from limbeck.data.tasks import Task
 
 @dataclass(frozen=True)
 class Split:
-    """The examples of one split; `labels` are int64 places in `Task.labels`, float32 scores, or None if unlabelled."""
+    """The examples of one split; `labels`, by the kind of task, are int64 places in `Task.labels`, float32 scores or an
+    array an example, or None if unlabelled."""
 
     name: str
     text: list[str]

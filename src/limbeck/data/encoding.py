@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from limbeck.data.corpus import Split
+from limbeck.data.kinds import IGNORE, KINDS, Kind
 from limbeck.data.plan import FILL
 from limbeck.errors import LimbeckError
 
@@ -26,12 +27,21 @@ _CHUNK = 8192
 
 @dataclass(frozen=True)
 class Encoded:
-    """The tokens of a split, end to end: example i owns `offsets[i]:offsets[i + 1]` of every column."""
+    """The tokens of a split, end to end: example i owns `offsets[i]:offsets[i + 1]` of every column.
+
+    Labels that belong to tokens are the column `labels`; those of whole examples are the field of that name.
+    """
 
     columns: dict[str, np.ndarray]
     offsets: np.ndarray
     labels: np.ndarray | None
     pads: dict[str, int]
+    gold: Any = None  # what predictions are scored against, where that is not `labels`
+
+    @property
+    def right(self) -> Any:
+        """What predictions are scored against; None where that is unknown."""
+        return self.labels if self.gold is None else self.gold
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -69,7 +79,13 @@ class Encoded:
         return self._here.batch(torch.from_numpy(ids), length)
 
 
-def encode(split: Split, tokenizer: PreTrainedTokenizerBase, columns: Iterable[str], max_length: int) -> Encoded:
+def encode(
+    split: Split,
+    tokenizer: PreTrainedTokenizerBase,
+    columns: Iterable[str],
+    max_length: int,
+    kind: Kind = KINDS["classification"],
+) -> Encoded:
     """Tokenise a split once. `columns` are the input names either model takes; those a tokenizer can make are kept.
 
     Token types come from here even if the tokenizer leaves them out by default, since the other model may read them.
@@ -81,10 +97,9 @@ def encode(split: Split, tokenizer: PreTrainedTokenizerBase, columns: Iterable[s
     lengths: list[int] = []
     for start in range(0, len(split), _CHUNK):
         part = slice(start, start + _CHUNK)
-        tokens = tokenizer(
-            split.text[part],
-            split.text_pair[part] if split.text_pair is not None else None,
-            truncation="longest_first",
+        tokens = kind.tokens(
+            tokenizer,
+            split.at(np.arange(len(split))[part]),
             max_length=max_length,
             padding=False,
             return_attention_mask=False,
@@ -92,14 +107,17 @@ def encode(split: Split, tokenizer: PreTrainedTokenizerBase, columns: Iterable[s
         )
         lengths.extend(len(row) for row in tokens["input_ids"])
         for name, rows in tokens.items():
-            if name == "input_ids" or name in wanted:
+            if name in ("input_ids", "labels") or name in wanted:
                 flat.setdefault(name, []).append(np.fromiter(chain.from_iterable(rows), dtype=np.int32))
-    pads: dict[str, Any] = {"token_type_ids": tokenizer.pad_token_type_id}
+    pads: dict[str, Any] = {"token_type_ids": tokenizer.pad_token_type_id, "labels": IGNORE}
+    whole = {name: np.concatenate(parts) for name, parts in flat.items()}
+    offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
     return Encoded(
-        columns={name: np.concatenate(parts) for name, parts in flat.items()},
-        offsets=np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]),
-        labels=split.labels,
+        columns=whole,
+        offsets=offsets,
+        labels=None if kind.per_token else split.labels,
         pads={name: pads.get(name, tokenizer.pad_token_id) for name in flat},
+        gold=kind.gold(split, whole.get("labels"), offsets),
     )
 
 

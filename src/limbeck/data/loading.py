@@ -11,7 +11,8 @@ from limbeck.data.corpus import Corpus, Split
 from limbeck.data.files import SUFFIXES, read
 from limbeck.data.glue import read_task, split_files
 from limbeck.data.hub import is_id, read_dataset
-from limbeck.data.labels import class_ids, kind_of, names_of, scores
+from limbeck.data.kinds import KINDS, Kind, find_kind
+from limbeck.data.labels import kind_of
 from limbeck.data.spec import DataSpec
 from limbeck.data.tasks import Task, find_task
 from limbeck.errors import LimbeckError
@@ -28,8 +29,9 @@ def load(spec: DataSpec, *, train: bool = True, labelled: bool = True) -> Corpus
     """
     named = find_task(spec.task) if spec.task is not None else None
     tables = _tables(spec, named, train)
-    rows, notes = _rows(tables, spec, named, labelled)
-    task, allowed_by = _task(spec, named, rows)
+    kind = _kind(spec, named, tables)
+    rows, notes = _rows(tables, spec, named, labelled, kind)
+    task, allowed_by = _task(spec, named, rows, kind)
     splits = {name: _split(name, part, task, allowed_by) for name, part in rows.items()}
     trained = splits.pop("train", None)
     if trained is not None:
@@ -54,7 +56,8 @@ def load_inputs(name: str, beside: DataSpec) -> tuple[Split, list[str]]:
             raise LimbeckError(
                 f'"{name}" is a task, and there is no --data to look for it in. Give --data FOLDER_OR_ID, or a file.'
             )
-    rows, notes = _rows({"train": _tables(spec, task, True)["train"]}, spec, task, labelled=False)
+    tables = {"train": _tables(spec, task, True)["train"]}
+    rows, notes = _rows(tables, spec, task, False, _kind(spec, task, tables))
     return Split("train", rows["train"].text, rows["train"].text_pair, None), notes
 
 
@@ -104,12 +107,23 @@ def _nothing_to_read(spec: DataSpec, train: bool) -> str:
     return "There is nothing to evaluate on. Give --task NAME --data FOLDER_OR_ID, or --eval FILE."
 
 
+def _kind(spec: DataSpec, task: Task | None, tables: dict[str, Table]) -> Kind | None:
+    """The kind of the task, where it shows before labels are looked at."""
+    if task is not None and spec.kind not in (None, task.kind):
+        raise LimbeckError(f"--kind {spec.kind} is given, and {task.name} is a {task.kind} task. Leave --kind out.")
+    if task is not None or spec.kind is not None:
+        return find_kind(task.kind if task else str(spec.kind))
+    first = next(iter(tables.values()))
+    return next((kind for kind in KINDS.values() if kind.recognised(first)), None)
+
+
 def _rows(
-    tables: dict[str, Table], spec: DataSpec, task: Task | None, labelled: bool
+    tables: dict[str, Table], spec: DataSpec, task: Task | None, labelled: bool, kind: Kind | None
 ) -> tuple[dict[str, Rows], list[str]]:
     rows: dict[str, Rows] = {}
     notes: list[str] = []
     usual: list[Columns] = [columns for columns in (task.official, task.hub) if columns] if task else []
+    usual += kind.columns if kind else ()
     pairs: bool | None = None
     for split, table in tables.items():
         columns, guessed = choose(table, spec, usual)
@@ -125,7 +139,7 @@ def _rows(
             )
         pairs = columns.text_pair is not None
         usual = [columns, *usual]
-        part = extract(table, columns)
+        part = extract(kind.tidied(table, columns) if kind else table, columns)
         rows[split] = part
         chosen = ", ".join(f"{role} = {name}" for role, name in columns._asdict().items() if name is not None)
         notes.append(
@@ -136,10 +150,10 @@ def _rows(
     return rows, notes
 
 
-def _task(spec: DataSpec, named: Task | None, rows: dict[str, Rows]) -> tuple[Task, str]:
+def _task(spec: DataSpec, named: Task | None, rows: dict[str, Rows], kind: Kind | None) -> tuple[Task, str]:
     """The task, and whose labels it has: for the message when a row has another."""
     if spec.labels is not None:
-        _check_names(spec.labels, named)
+        _check_names(spec.labels, kind, named.name if named else "this kind")
     if named is not None:
         if spec.labels is None:
             return named, f"the task {named.name}"
@@ -147,15 +161,17 @@ def _task(spec: DataSpec, named: Task | None, rows: dict[str, Rows]) -> tuple[Ta
     first = next(iter(rows))
     stem = Path(spec.data).name if spec.data else _stem(Path(rows[first].origin))
     lead = next((split for split, part in rows.items() if part.values is not None), None)
+    values, origin = (rows[lead].values or [], rows[lead].origin) if lead else ([], "nothing")
+    declared = rows[lead].classes if lead else None
+    if kind is None:
+        kind = KINDS[kind_of(values)]
+        if kind.name == "regression" and (declared or spec.labels or lead is None):
+            kind = KINDS["classification"]
     if spec.labels is not None:
-        return _own_task(stem, spec.labels), "--labels"
+        return _own_task(stem, kind, spec.labels), "--labels"
     if lead is None:
-        return Task(stem, "classification", (), ()), "nothing"
-    values, origin = rows[lead].values or [], rows[lead].origin
-    declared = rows[lead].classes
-    if declared is None and kind_of(values) == "regression":
-        return Task(stem, "regression", (), ("spearman", "pearson")), origin
-    return _own_task(stem, declared or names_of(values)), origin
+        return Task(stem, kind.name, (), ()), "nothing"
+    return _own_task(stem, kind, declared or kind.names(values)), origin
 
 
 def _stem(file: Path) -> str:
@@ -163,10 +179,10 @@ def _stem(file: Path) -> str:
     return file.absolute().parent.name or file.stem if file.stem in ("train", "training", "data") else file.stem
 
 
-def _check_names(labels: tuple[str, ...], task: Task | None) -> None:
-    if task is not None and task.kind == "regression":
+def _check_names(labels: tuple[str, ...], kind: Kind | None, name: str) -> None:
+    if kind is not None and not kind.named:
         raise LimbeckError(
-            f"--labels is given, but {task.name} predicts a score and has no labels. Leave --labels out."
+            f"--labels is given, but {name} predicts {kind.predicts} and has no labels. Leave --labels out."
         )
     if len(set(labels)) < max(2, len(labels)):
         raise LimbeckError(
@@ -174,17 +190,14 @@ def _check_names(labels: tuple[str, ...], task: Task | None) -> None:
         )
 
 
-def _own_task(name: str, labels: tuple[str, ...]) -> Task:
-    binary = len(labels) == 2
-    return Task(name, "classification", labels, ("accuracy", "f1", "matthews") if binary else ("accuracy",))
+def _own_task(name: str, kind: Kind, labels: tuple[str, ...]) -> Task:
+    return Task(name, kind.name, labels, kind.usual_metrics(labels))
 
 
 def _split(name: str, rows: Rows, task: Task, allowed_by: str) -> Split:
     labels = None
-    if rows.values is not None and task.kind == "regression":
-        labels = scores(rows.values, origin=rows.origin)
-    elif rows.values is not None:
-        labels = class_ids(rows.values, task.labels, origin=rows.origin, allowed_by=allowed_by)
+    if rows.values is not None:
+        labels = KINDS[task.kind].labels(rows.values, task.labels, origin=rows.origin, allowed_by=allowed_by)
     return Split(name, rows.text, rows.text_pair, labels)
 
 
@@ -202,7 +215,7 @@ def _hold_out(split: Split) -> tuple[Split, Split]:
 
 
 def _check_classes(train: Split, task: Task, origin: str) -> None:
-    if train.labels is None or task.kind == "regression":
+    if train.labels is None or task.kind != "classification":
         return
     present = np.unique(train.labels)
     if len(present) < 2:
@@ -213,10 +226,10 @@ def _check_classes(train: Split, task: Task, origin: str) -> None:
 
 
 def _told(task: Task) -> str:
-    if task.kind == "regression":
-        return f"{task.name}: a score is predicted ({', '.join(task.metrics)})"
+    kind = KINDS[task.kind]
+    if not kind.named:
+        return f"{task.name}: {kind.predicts} is predicted ({', '.join(task.metrics)})"
     if not task.labels:
         return f"{task.name}: no labels"
-    return (
-        f"{task.name}: {len(task.labels)} classes, {', '.join(task.labels[:20])}{'…' if len(task.labels) > 20 else ''}"
-    )
+    shown = ", ".join(task.labels[:20]) + ("…" if len(task.labels) > 20 else "")
+    return f"{task.name}: {len(task.labels)} {kind.classes}, {shown}"

@@ -34,6 +34,10 @@ def flip_labels(train: Split, task: Task, rate: float) -> tuple[Split, str]:
         raise LimbeckError(f"--label-noise {rate:g} must lie above 0 and up to 1: 0.3 flips three labels in ten.")
     if task.kind == "regression":
         raise LimbeckError(f"--label-noise flips labels, and {task.name} predicts a score. Leave it out.")
+    if task.kind != "classification":
+        raise LimbeckError(
+            f"--label-noise flips the one label of an example, and {task.name} is a {task.kind} task. Leave it out."
+        )
     if train.labels is None:
         raise LimbeckError("--label-noise flips labels, and the train file has none. Name them with --label COLUMN.")
     rng, count = np.random.default_rng(_NOISE), len(task.labels)

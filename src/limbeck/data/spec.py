@@ -22,6 +22,7 @@ class DataSpec:
     text_pair: str | None = None
     label: str | None = None
     labels: tuple[str, ...] | None = None
+    kind: str | None = None
     max_length: int = 128
     few: int | None = None
     label_noise: float | None = None

@@ -1,7 +1,7 @@
 """Which tasks have a name, and what their labels, metrics and columns are."""
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from limbeck.errors import LimbeckError, did_you_mean
 
@@ -22,7 +22,7 @@ class Task:
     """
 
     name: str
-    kind: Literal["classification", "regression"]
+    kind: str  # one of data/kinds
     labels: tuple[str, ...]
     metrics: tuple[str, ...]
     folder: str = ""

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from limbeck.engine.sharding import cut_like, gathered
 from limbeck.folder import write_file, write_folder
 
 
@@ -27,21 +28,28 @@ class State:
 
 
 class Checkpoints:
-    """The checkpoints of one run: the newest state, and the best student of the stage."""
+    """The checkpoints of one run: the newest state, and the best student of the stage.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    Every process saves and loads, since a sharded model is gathered by all of them; one `writes`.
+    """
+
+    def __init__(self, folder: Path, *, writes: bool = True) -> None:
+        self.folder, self.writes = folder, writes
         self.best = folder / "best.safetensors"
 
     def save(self, state: State, modules: dict[str, nn.Module], optimizer: torch.optim.Optimizer | None) -> None:
         """Write the newest state, then drop the older one."""
         target = self.folder / f"{state.stage:03d}-{state.step:08d}"
+        tensors = {f"{name}.{k}": v for name, module in modules.items() for k, v in module.state_dict().items()}
+        files = {"weights": gathered(tensors, keep=self.writes)}
+        if optimizer is not None:
+            files["optimizer"] = gathered(optimizer_tensors(optimizer), keep=self.writes)
+        if not self.writes:
+            return
 
         def write(place: Path) -> None:
-            tensors = {f"{name}.{k}": v for name, module in modules.items() for k, v in module.state_dict().items()}
-            save_file(plain(tensors), place / "weights.safetensors")
-            if optimizer is not None:
-                save_file(plain(optimizer_tensors(optimizer)), place / "optimizer.safetensors")
+            for name, values in files.items():
+                save_file(values, place / f"{name}.safetensors")
             (place / "state.json").write_text(json.dumps(asdict(state)), encoding="utf8")
 
         write_folder(target, write)
@@ -56,12 +64,14 @@ class Checkpoints:
 
     def save_best(self, student: nn.Module) -> None:
         """Keep the student as it is now."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        write_file(self.best, lambda place: save_file(plain(student.state_dict()), place))
+        weights = gathered(student.state_dict(), keep=self.writes)
+        if self.writes:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_file(self.best, lambda place: save_file(weights, place))
 
     def load_best(self, student: nn.Module) -> None:
         """Bring back the kept student."""
-        student.load_state_dict(load_file(self.best))
+        load_into(student, load_file(self.best))
 
     def clear(self) -> None:
         """Remove all of them."""
@@ -84,17 +94,18 @@ class Checkpoint:
         for name, module in modules.items():
             inside = {k.removeprefix(f"{name}."): v for k, v in tensors.items() if k.startswith(f"{name}.")}
             if inside:
-                module.load_state_dict(inside)
+                load_into(module, inside)
 
     def load_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Bring back the optimiser; its parameters must come in the same order."""
         path = self.place / "optimizer.safetensors"
         if not path.exists():
             return
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         state: dict[int, dict[str, Tensor]] = {}
         for name, tensor in load_file(path).items():
             index, key = name.split(".", 1)
-            state.setdefault(int(index), {})[key] = tensor
+            state.setdefault(int(index), {})[key] = cut_like(tensor, parameters[int(index)])
         optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
@@ -103,6 +114,7 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     return {f"{i}.{key}": value for i, slot in optimizer.state_dict()["state"].items() for key, value in slot.items()}
 
 
-def plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors as safetensors takes them: copies, since it refuses memory under two names (a shared aligner)."""
-    return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+def load_into(module: nn.Module, weights: dict[str, Tensor]) -> None:
+    """Give a module whole weights, of which a sharded one takes its pieces."""
+    own = module.state_dict()
+    module.load_state_dict({name: cut_like(value, own.get(name)) for name, value in weights.items()})

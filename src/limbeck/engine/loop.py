@@ -17,8 +17,9 @@ from limbeck.engine.checkpoints import Checkpoint, Checkpoints, State
 from limbeck.engine.compiled import PAYS_FROM
 from limbeck.engine.progress import Display
 from limbeck.engine.schedule import lr_factor
+from limbeck.engine.sharding import is_sharded
 from limbeck.engine.step import Step
-from limbeck.engine.stop import Stop
+from limbeck.engine.stop import Stop, Vote
 from limbeck.engine.world import seed_for
 from limbeck.errors import LimbeckError, did_you_mean
 from limbeck.folder import RunFolder
@@ -37,6 +38,8 @@ class Pace:
     eager: bool = False  # never capture a step
     compile: str = "auto"  # blocks by torch.compile, on CUDA: off, auto (where a stage is long enough), on
     cache: str = "auto"  # the teacher's features: off, auto, or a folder to keep them in
+    shard: bool = False  # cut student and teacher over the processes (FSDP2)
+    recompute: bool = False  # keep no activations inside the student's blocks (gradient checkpointing)
 
     def __post_init__(self) -> None:
         for name in ("micro_batch", "log_every"):
@@ -45,6 +48,8 @@ class Pace:
                 raise LimbeckError(f"--{name.replace('_', '-')} {value} must be 1 or more.")
         if self.compile not in ("off", "auto", "on"):
             raise LimbeckError(f'--compile "{self.compile}" is not one of off, auto, on.')
+        if self.recompute and self.compile == "on":
+            raise LimbeckError("--recompute and --compile on exclude each other: blocks are one or the other.")
         if self.cache in ("off", "auto"):
             return
         place = Path(self.cache)
@@ -72,7 +77,8 @@ class Loop:
     before: int = 0  # steps of the stages before
 
     def __post_init__(self) -> None:
-        self.checkpoints = Checkpoints(self.folder.checkpoints)
+        self.checkpoints = Checkpoints(self.folder.checkpoints, writes=self.accelerator.is_main_process)
+        self.vote = Vote()
 
     def run(self, distiller: Distiller, stage: Stage, state: State, keep: str, resumed: Checkpoint | None) -> None:
         """Train a stage from where `state` stands to its end, leaving the student it keeps."""
@@ -80,14 +86,14 @@ class Loop:
         distiller.steps = steps = total_steps(stage, len(self.data))
         modules = {**self.modules, "objectives": distiller.objectives}
         distiller.to(self.accelerator.device).train()
-        seen = steps * stage.batch * float(self.data.lengths.mean())
         step = Step(
             distiller,
             stage,
             self.accelerator,
             self.data.on(self.accelerator.device),
             eager=self.pace.eager,
-            compiled=self.pace.compile == "on" or (self.pace.compile == "auto" and seen >= PAYS_FROM),
+            compiled=self._compiles(steps * stage.batch),
+            recomputed=self.pace.recompute,
             say=self.display.say,
         )
         if resumed:
@@ -107,8 +113,7 @@ class Loop:
         def save() -> None:
             state.seconds[state.stage] = spent_before + time.monotonic() - began
             state.logged = self.folder.logged()
-            if self.accelerator.is_main_process:
-                self.checkpoints.save(state, modules, step.optimizer)
+            self.checkpoints.save(state, modules, step.optimizer)
 
         try:
             with stop, step.running():
@@ -122,10 +127,11 @@ class Loop:
                     batches = self._plan(stage, state.stage, epoch)
                     for batch in batches[at : at + steps - state.step]:
                         self._step(step, distiller, stage, state, epoch, batch.ids, batch.length)
-                        if self._due(saved) or stop.asked:
+                        stops, saves = self.vote(stop.asked, self._due(saved))
+                        if stops or saves:
                             save()
                             saved = time.monotonic()
-                        if stop.asked:
+                        if stops:
                             self.display.say(f"{stage.name}  stops after step {state.step}, which is saved")
                             raise KeyboardInterrupt
         finally:
@@ -166,7 +172,8 @@ class Loop:
     def _judge(self, distiller: Distiller, stage: Stage, state: State, epoch: int, keep: str) -> None:
         """Score the student after an epoch; keep it if it is the best, stop if it has long not been."""
         state.judged = state.step
-        scores = [self.evaluate() if self.accelerator.is_main_process else {}]
+        together = is_sharded(distiller.student)  # one process alone cannot run it
+        scores = [self.evaluate() if together or self.accelerator.is_main_process else {}]
         if self.accelerator.num_processes > 1:
             broadcast_object_list(scores)
         self._log({"stage": stage.name, "epoch": epoch, "step": state.step, "eval": scores[0]}, state)
@@ -180,7 +187,7 @@ class Loop:
         )
         if better:
             state.best, state.stale = value, 0
-            if keep == "best" and self.accelerator.is_main_process:
+            if keep == "best":
                 self.checkpoints.save_best(distiller.student)
         else:
             state.stale += 1
@@ -193,6 +200,11 @@ class Loop:
             flat = {k: v for k, v in {**record, **record.get("eval", {})}.items() if isinstance(v, int | float)}
             done = self.before + state.step  # trackers want steps that only grow
             self.accelerator.log({f"{record['stage']}/{k}": v for k, v in flat.items()}, step=done)
+
+    def _compiles(self, examples: int) -> bool:
+        """Whether blocks are compiled in a stage that sees that many examples."""
+        pays = examples * float(self.data.lengths.mean()) >= PAYS_FROM and not self.pace.recompute
+        return self.pace.compile == "on" or (self.pace.compile == "auto" and pays)
 
     def _due(self, saved: float) -> bool:
         return time.monotonic() - saved >= self.pace.save_every

@@ -7,18 +7,22 @@ So the same code runs eagerly (on CPU, under DDP) and as a captured CUDA graph, 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from itertools import groupby
 
 import numpy as np
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from limbeck.data.resident import Resident
 from limbeck.distiller import Distiller, Output
+from limbeck.engine.blocks import Recomputed
 from limbeck.engine.captures import Captures
 from limbeck.engine.checkpoints import Checkpoint
 from limbeck.engine.compiled import Compiled, failed
 from limbeck.engine.half import Half
+from limbeck.engine.sharding import average, clip, hold_ends, is_sharded
 from limbeck.engine.world import seed_for
 from limbeck.recipe import Stage
 from limbeck.taps import Tap
@@ -37,30 +41,36 @@ class Step:
         *,
         eager: bool = False,
         compiled: bool = False,
+        recomputed: bool = False,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
         device = accelerator.device
         self.accelerator, self.tokens, self.clip, self.say = accelerator, tokens, stage.clip, say
         self.teacher = distiller.teacher
-        self.lr = torch.tensor(stage.lr, device=device)
         self.count = torch.tensor(1.0, device=device)
         self.ids: dict[int, Tensor] = {}  # a buffer a piece size
         self.names = ["loss", *distiller.terms]
         self.parts = torch.zeros(len(self.names), device=device)
         cuda = device.type == "cuda"
-        self.optimizer = torch.optim.AdamW(groups(distiller, stage), lr=self.lr, fused=True, capturable=cuda)
+        self.optimizer = torch.optim.AdamW(groups(distiller, stage), fused=True, capturable=cuda)
+        self.rates = [group["lr"] for group in self.optimizer.param_groups]
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        alone = accelerator.num_processes == 1
-        self.module: nn.Module = distiller if alone else accelerator.prepare_model(distiller)
-        self.captures = captures(distiller, say) if cuda and alone and not eager else None
+        self.sharded = is_sharded(distiller.student)
+        if self.sharded:
+            hold_ends([distiller.tap, distiller.plain])
+        alone = accelerator.num_processes == 1 and not self.sharded
+        self.module: nn.Module = distiller if alone or self.sharded else accelerator.prepare_model(distiller)
+        # What is recomputed asks the generator for its state, which a captured step cannot.
+        self.captures = captures(distiller, say) if cuda and alone and not eager and not recomputed else None
         self.stream = torch.cuda.Stream() if self.captures else None
         if self.captures:
-            prime(self.optimizer, self.lr)
-        # DDP watches the weights themselves, so under it they are cast by autocast instead.
-        self.half = Half(distiller) if alone and accelerator.mixed_precision == "bf16" else None
+            prime(self.optimizer)
+        # DDP and recomputed blocks know the weights themselves, so with them these are cast by autocast instead.
+        self.half = Half(distiller) if alone and accelerator.mixed_precision == "bf16" and not recomputed else None
         copied = {id(weight) for weight in distiller.student.parameters()} if self.half else set()
         self.direct = [p for p in self.parameters if id(p) not in copied]  # these get their gradients from autograd
         self.compiled = Compiled([distiller.tap, *live_taps(distiller)]) if compiled and cuda else None
+        self.recomputed = Recomputed(distiller.student) if recomputed else None
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -75,7 +85,8 @@ class Step:
 
     def __call__(self, pieces: Sequence[np.ndarray], length: int, examples: int, lr: float, seed: int) -> None:
         """Step on one optimiser batch of `examples`; `pieces` are the example ids of this process's share of it."""
-        self.lr.fill_(lr)
+        for group, rate in zip(self.optimizer.param_groups, self.rates):
+            rate.fill_(lr * group["pace"])
         # DDP averages gradients over processes; dividing by less makes that the sum contract 5 asks for.
         self.count.fill_(examples / self.accelerator.num_processes)
         if len(pieces) == 1:
@@ -112,7 +123,8 @@ class Step:
         self._update()
 
     def _begin(self) -> None:
-        self.optimizer.zero_grad(set_to_none=False)  # gradients stay where they are: pieces add to them
+        # Gradients stay where they are, and pieces add to them; no operation zeroes sharded ones beside whole ones.
+        self.optimizer.zero_grad(set_to_none=self.sharded)
         self._refresh()
 
     def _refresh(self) -> None:
@@ -130,15 +142,18 @@ class Step:
 
     def _forward(self, ids: Tensor, length: int) -> Output:
         batch = self.tokens.batch(ids, length) | {"count": self.count}
-        with self.compiled.running() if self.compiled else nullcontext():
+        swapped = self.compiled or self.recomputed
+        with swapped.running() if swapped else nullcontext():
             if self.half:
                 return self.half(**batch)
             with self.accelerator.autocast():
                 return self.module(**batch)
 
     def _update(self) -> None:
+        if self.sharded:
+            average(self.parameters)
         if self.clip:
-            nn.utils.clip_grad_norm_(self.parameters, self.clip)
+            (clip if self.sharded else nn.utils.clip_grad_norm_)(self.parameters, self.clip)
         self.optimizer.step()
 
     def _load(self, ids: np.ndarray, length: int) -> Tensor:
@@ -156,8 +171,8 @@ class Step:
     def resume(self, checkpoint: Checkpoint) -> None:
         """Bring back the optimiser, and keep the buffers that captured steps read."""
         checkpoint.load_optimizer(self.optimizer)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.lr
+        for group, rate in zip(self.optimizer.param_groups, self.rates):
+            group["lr"] = rate
 
 
 def captures(distiller: Distiller, say: Callable[[str], None]) -> Captures | None:
@@ -176,11 +191,25 @@ def live_taps(distiller: Distiller) -> list[Tap]:
 
 
 def groups(distiller: Distiller, stage: Stage) -> list[dict]:
-    """Parameter groups: weights decay; biases and norms do not."""
-    trained = [p for p in distiller.parameters() if p.requires_grad]
-    decayed, plain = [p for p in trained if p.dim() > 1], [p for p in trained if p.dim() <= 1]
-    both = [{"params": decayed, "weight_decay": stage.weight_decay}, {"params": plain, "weight_decay": 0.0}]
-    return [group for group in both if group["params"]]
+    """Parameter groups: weights decay, biases and norms do not; a term may have a pace of its own. No group has sharded
+    parameters and whole ones."""
+    paces = {id(p): term.pace for term in distiller.terms.values() for p in term.parameters()}
+    found: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for parameter in distiller.parameters():
+        if parameter.requires_grad:
+            decay = stage.weight_decay if parameter.dim() > 1 else 0.0
+            found.setdefault((paces.get(id(parameter), 1.0), decay), []).append(parameter)
+    # A checkpoint knows parameters by their place, so the order is the same whether they are sharded or not.
+    return [
+        {"params": alike, "weight_decay": decay, "pace": pace, "lr": _rate(stage.lr * pace, alike[0])}
+        for (pace, decay), members in found.items()
+        for alike in (list(run) for _, run in groupby(members, key=lambda p: isinstance(p, DTensor)))
+    ]
+
+
+def _rate(lr: float, like: Tensor) -> Tensor:
+    """A learning rate where the parameters are, which a captured step reads."""
+    return torch.tensor(lr, device=like.device)
 
 
 @contextmanager
@@ -194,11 +223,11 @@ def tensor_cores() -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def prime(optimizer: torch.optim.Optimizer, lr: Tensor) -> None:
+def prime(optimizer: torch.optim.Optimizer) -> None:
     """Have the optimiser make its state now, by a step that moves nothing: made while capturing, it would be made anew
     at every replay."""
-    lr.fill_(0.0)
     for group in optimizer.param_groups:
+        group["lr"].fill_(0.0)
         for parameter in group["params"]:
             parameter.grad = torch.zeros_like(parameter)
     optimizer.step()

@@ -1,8 +1,10 @@
-"""Ctrl-C and SIGTERM: heard between steps, so that what is saved is whole."""
+"""Ctrl-C and SIGTERM: heard between steps, so that what is saved is whole; and by all processes at the same step."""
 
 import signal
 import threading
 from types import FrameType
+
+import torch
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -30,3 +32,22 @@ class Stop:
         for number, handler in self.before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
         self.before = {}
+
+
+class Vote:
+    """What any process asks for, known to all of them at once: signals and clocks reach them at different steps.
+
+    The votes travel between the hosts, so that nobody waits for a device.
+    """
+
+    def __init__(self) -> None:
+        together = torch.distributed.is_available() and torch.distributed.is_initialized()
+        self.group = torch.distributed.new_group(backend="gloo") if together else None
+
+    def __call__(self, *asked: bool) -> list[bool]:
+        """Which of these somebody asks for. All processes call it, after the same step."""
+        if self.group is None:
+            return list(asked)
+        votes = torch.tensor(asked, dtype=torch.uint8)
+        torch.distributed.all_reduce(votes, op=torch.distributed.ReduceOp.MAX, group=self.group)
+        return votes.bool().tolist()

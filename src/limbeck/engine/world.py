@@ -13,6 +13,7 @@ from limbeck.errors import LimbeckError, did_you_mean
 
 def open_world(*, track: str | None = None, folder: Path | None = None) -> Accelerator:
     """An Accelerator that sees every process there is: bf16 on CUDA, fp32 on CPU."""
+    _check_plugins()
     cuda = torch.cuda.is_available()
     warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
     known = [kind.value for kind in LoggerType if kind != LoggerType.ALL]
@@ -37,6 +38,17 @@ def open_world(*, track: str | None = None, folder: Path | None = None) -> Accel
             "Start them with torchrun --nproc_per_node N -m limbeck …"
         )
     return accelerator
+
+
+def _check_plugins() -> None:
+    """What Accelerate's configuration would have other engines do, this one does itself."""
+    for name, plugin in (("DEEPSPEED", "DeepSpeed"), ("FSDP", "Accelerate's own FSDP"), ("MEGATRON_LM", "Megatron-LM")):
+        if os.environ.get(f"ACCELERATE_USE_{name}", "").lower() in ("1", "true", "yes"):
+            raise LimbeckError(
+                f"Accelerate's configuration asks for {plugin}, which limbeck does not run: it cuts models over "
+                "processes itself. Choose plain multi-GPU (accelerate launch --multi_gpu, or torchrun), and add "
+                "--shard to limbeck."
+            )
 
 
 def seed_for(*parts: int) -> int:

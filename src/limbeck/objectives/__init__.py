@@ -13,6 +13,7 @@ from torch import nn
 from limbeck.aligners import ALIGNERS
 from limbeck.errors import LimbeckError, did_you_mean
 from limbeck.objectives.base import Models, Moment, NamedAligner, Objective, Read, per_example, ramp
+from limbeck.objectives.co_training import CoTraining
 from limbeck.objectives.consistency import Consistency
 from limbeck.objectives.context import Context
 from limbeck.objectives.contrast import Contrast
@@ -35,10 +36,12 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "context": Context,
     "consistency": Consistency,
     "replacement": Replacement,
+    "co_training": CoTraining,
 }
 
 __all__ = [
     "OBJECTIVES",
+    "CoTraining",
     "Consistency",
     "Context",
     "Contrast",

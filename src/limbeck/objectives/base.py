@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from limbeck.aligners import ALIGNERS
 from limbeck.architectures import Shape
+from limbeck.data.kinds import KINDS, Kind
 from limbeck.errors import LimbeckError
 from limbeck.spec import Call, bind, number, parse
 from limbeck.taps import Features
@@ -42,9 +43,14 @@ class Models(NamedTuple):
 
     student: Shape
     teacher: Shape | None
-    regression: bool = False
+    kind: Kind = KINDS["classification"]
     live: tuple[PreTrainedModel, PreTrainedModel] | None = None  # student and teacher themselves, for who needs more
     train_labels: Tensor | None = None  # of every training example, by id
+
+    @property
+    def regression(self) -> bool:
+        """Whether a score is predicted."""
+        return self.kind.name == "regression"
 
 
 def ramp(progress: float, *, weight: float, over: Annotated[float, Field(gt=0)] = 1.0) -> float:
@@ -66,6 +72,7 @@ class Objective(nn.Module):
     scale: Tensor
     uncapturable: str | None = None  # why a step with this term cannot be captured as a CUDA graph, if it cannot
     sides: tuple[Side, Side] = ("student", "teacher")  # whose features its forward gets
+    pace: float = 1.0  # the learning rate of its own parameters, in units of the stage's
 
     def __init__(self, weight: float | str) -> None:
         super().__init__()

@@ -6,11 +6,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from limbeck.blends import Attention
 from limbeck.distances import PREDICTIONS, logits_mse
 from limbeck.errors import LimbeckError
+from limbeck.features import Rows
 from limbeck.filters import Filters
 from limbeck.objectives.base import Models, NamedAligner
 from limbeck.objectives.match import Match
+from limbeck.objectives.predictions import from_teacher
 from limbeck.spec import Call, bind, parse
 from limbeck.taps import Features
 
@@ -22,6 +25,7 @@ class Headed(Match):
 
     def bind(self, models: Models, named: Mapping[str, NamedAligner]) -> None:
         super().bind(models, named)
+        self.kind = models.kind
         if not isinstance(self.aligner, Filters):
             raise LimbeckError(f"{self.call}: align: {self.align} has no heads to predict with. Use align: filters(…).")
 
@@ -30,16 +34,17 @@ class Headed(Match):
         """The aligner, which `bind` saw to be filters."""
         return self.aligner  # type: ignore[return-value]
 
-    def pairs(self) -> list[tuple[int, int]]:
-        """Every pair of layers under `map: attention`."""
-        if self.layers.attend:
-            return [(s, t) for s in self.layers.student for t in self.layers.teacher]
-        return super().pairs()
+    def _check_teacher_side(self) -> None:
+        """Predictions are blended, not layers: a side has a filter for each of its layers."""
 
-    def predicted(self, side: Literal["student", "teacher"], features: Features) -> list[Tensor]:
-        """The predictions of a model's layers: `(batch, labels)` each."""
+    def predicted(self, side: Literal["student", "teacher"], features: Features) -> list[Rows]:
+        """The predictions of a model's layers: a row an example, or a token where the task has labels of tokens."""
         rows = [features[str(self.call), layer] for layer in getattr(self.layers, side)]
-        return getattr(self.filters, side).predict([one.values for one in rows], rows[0].mask)
+        mask = rows[0].mask
+        found = getattr(self.filters, side).predict([one.values for one in rows], mask)
+        if mask.dim() == 2 and not self.kind.per_token:
+            mask = torch.ones_like(mask[:, 0])
+        return [Rows(values, mask) for values in found]
 
     def reduced(self, losses: Sequence[Tensor]) -> Tensor:
         """The sum over layers, or the mean where the recipe asks for it."""
@@ -50,8 +55,8 @@ class Headed(Match):
 class Heads(Headed):
     """The predictions of the student's layers against those of the teacher's; squared differences on a regression task.
 
-    Under `map: attention` a student layer learns from all the teacher's at once, each weighed by how alike its
-    prediction is (Universal-KD).
+    Under `map: groups` a student layer learns from several of the teacher's at once, blended; `blend: attention` weighs
+    each by how alike its prediction is (Universal-KD). The blend is a target, and gets no gradient.
     """
 
     def __init__(
@@ -59,29 +64,33 @@ class Heads(Headed):
         heads: str | Call,
         *,
         map: str | Call | None = None,
+        blend: str | Call | None = None,
         align: str | Call = "filters",
         distance: str | Call = "kl",
         reduce: Literal["sum_layers", "mean_layers"] = "sum_layers",
         weight: float | str = 1.0,
     ) -> None:
-        super().__init__(heads, map=map, align=align, reduce=reduce, weight=weight)
+        super().__init__(heads, map=map, blend=blend, align=align, reduce=reduce, weight=weight)
         self.distance = bind(parse(distance), PREDICTIONS, "prediction distance")
 
     def bind(self, models: Models, named: Mapping[str, NamedAligner]) -> None:
         super().bind(models, named)
+        if self.blend and not isinstance(self.blend, Attention):
+            raise LimbeckError(f"{self.call}: only layers are combined, not predictions. Use blend: attention.")
         if models.regression:
             self.distance = logits_mse
 
-    def forward(self, student: Features, teacher: Features, batch: Mapping[str, Tensor]) -> Tensor:
+    def aligned(self, student: Features, teacher: Features) -> tuple[list[Tensor], list[Tensor], Tensor]:
+        """What both sides' layers predict."""
         ours = self.predicted("student", student)
         with torch.no_grad():
             theirs = self.predicted("teacher", teacher)
-        targets = [attended(one, theirs) for one in ours] if self.layers.attend else theirs
-        return self.reduced([self.distance(one, target) for one, target in zip(ours, targets)])
+        return [one.values for one in ours], [one.values for one in theirs], ours[0].mask
 
-
-def attended(query: Tensor, teacher: Sequence[Tensor]) -> Tensor:
-    """The teacher's predictions, mixed by the softmax of their dot products with the student's; no gradient."""
-    outputs = torch.stack(list(teacher), 1)
-    weights = torch.einsum("bd,bkd->bk", query.detach(), outputs).softmax(-1)
-    return torch.einsum("bk,bkd->bd", weights, outputs)
+    def forward(self, student: Features, teacher: Features, batch: Mapping[str, Tensor]) -> Tensor:
+        ours, theirs, mask = self.aligned(student, teacher)
+        with torch.no_grad():
+            targets = self.blend(ours, theirs) if self.blend else theirs
+        pairs = [(Rows(one, mask), Rows(target, mask)) for one, target in zip(ours, targets)]
+        labels = batch.get("labels")
+        return self.reduced([from_teacher(self.distance, self.kind, *pair, labels) for pair in pairs])

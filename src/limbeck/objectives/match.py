@@ -123,8 +123,6 @@ class Match(Objective):
             )
 
     def _check_layers(self, student: Shape, teacher: Shape) -> None:
-        if self.layers.attend and not self.by_heads:
-            raise LimbeckError("map: attention goes with heads, which compares predictions. Use another map.")
         lowest = 1 if self.feature.site == "attention" else LOGITS
         if not self.layers.student:
             raise LimbeckError(

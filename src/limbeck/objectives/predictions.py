@@ -1,23 +1,25 @@
 """Labels and Logits: what the student predicts, against what is right and what the teacher predicts."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 import torch.nn.functional as F
 from torch import Tensor
 
+from limbeck.data.kinds import IGNORE, Kind
 from limbeck.data.mixing import mix
 from limbeck.distances import PREDICTIONS, logits_mse
 from limbeck.errors import LimbeckError
-from limbeck.features import LOGITS
-from limbeck.objectives.base import Models, NamedAligner, Objective, Read
+from limbeck.features import LOGITS, Rows
+from limbeck.objectives.base import Models, NamedAligner, Objective, Read, per_example
 from limbeck.spec import Call, bind, parse
 from limbeck.taps import Features
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy with the right label."""
-    return F.cross_entropy(logits, labels.long(), reduction="none")
+    """Cross-entropy with the right label; 0 where there is none."""
+    losses = F.cross_entropy(logits.flatten(0, -2), labels.long().flatten(), reduction="none", ignore_index=IGNORE)
+    return losses.view_as(labels)
 
 
 def squared_error(logits: Tensor, labels: Tensor) -> Tensor:
@@ -25,11 +27,35 @@ def squared_error(logits: Tensor, labels: Tensor) -> Tensor:
     return (logits.squeeze(-1) - labels.to(logits.dtype)).square()
 
 
+def from_labels(loss: Callable[..., Tensor], kind: Kind, logits: Rows, labels: Tensor) -> Tensor:
+    """A label loss, one number an example."""
+    if loss is squared_error:
+        return loss(logits.values, labels)
+    values, valid = kind.distributions(logits.values, kind.counted(logits.mask, labels))
+    return _per_example(loss(values, labels), valid)
+
+
+def from_teacher(
+    distance: Callable[..., Tensor], kind: Kind, student: Rows, teacher: Rows, labels: Tensor | None
+) -> Tensor:
+    """A distance of predictions, one number an example."""
+    ours, theirs, valid = student.values, teacher.values, kind.counted(student.mask, labels)
+    if getattr(distance, "func", distance) is not logits_mse:
+        (ours, rows), (theirs, _) = (kind.distributions(values, valid) for values in (ours, theirs))
+        valid = rows
+    return _per_example(distance(ours, theirs), valid)
+
+
+def _per_example(rows: Tensor, valid: Tensor) -> Tensor:
+    return rows if rows.dim() == 1 else per_example(rows, valid)
+
+
 LABELS = {"cross_entropy": cross_entropy}
 
 
 class Labels(Objective):
-    """The task's own loss; the squared error on a regression task.
+    """The task's own loss: cross-entropy, the mean of several where an example has several labels; the squared error
+    on a regression task.
 
     Where inputs are mixed, so are their labels; `inputs: plain` takes both as they are (MixKD has a term of each).
     """
@@ -49,6 +75,7 @@ class Labels(Objective):
         self.loss = bind(parse(labels), LABELS, "label loss")
 
     def bind(self, models: Models, named: Mapping[str, NamedAligner]) -> None:
+        self.kind = models.kind
         if models.regression:
             self.loss = squared_error
 
@@ -56,15 +83,14 @@ class Labels(Objective):
         return {Read(self.sides[0], "logits", LOGITS)}
 
     def forward(self, student: Features, teacher: Features, batch: Mapping[str, Tensor]) -> Tensor:
-        logits, labels = student["logits", LOGITS].values, batch["labels"]
+        logits, labels = student["logits", LOGITS], batch["labels"]
         if "partner" not in batch or self.sides[0] == "plain":
-            return self.loss(logits, labels)
+            return from_labels(self.loss, self.kind, logits, labels)
         if self.loss is squared_error:
-            return self.loss(logits, mix(labels.to(logits.dtype), batch))
+            return self.loss(logits.values, mix(labels.to(logits.values.dtype), batch))
         # Cross-entropy with a mixed label is the mix of two.
-        return batch["share"] * self.loss(logits, labels) + (1 - batch["share"]) * self.loss(
-            logits, labels[batch["partner"]]
-        )
+        one, other = (from_labels(self.loss, self.kind, logits, y) for y in (labels, labels[batch["partner"]]))
+        return batch["share"] * one + (1 - batch["share"]) * other
 
 
 class Logits(Objective):
@@ -80,6 +106,7 @@ class Logits(Objective):
                 f"the student predicts {models.student.labels} labels and the teacher {models.teacher.labels}: "
                 "their predictions cannot be compared. Give a teacher and a student of the same task."
             )
+        self.kind = models.kind
         if models.regression:
             self.distance = logits_mse
 
@@ -87,4 +114,5 @@ class Logits(Objective):
         return {Read("student", "logits", LOGITS), Read("teacher", "logits", LOGITS)}
 
     def forward(self, student: Features, teacher: Features, batch: Mapping[str, Tensor]) -> Tensor:
-        return self.distance(student["logits", LOGITS].values, teacher["logits", LOGITS].values)
+        ours, theirs = student["logits", LOGITS], teacher["logits", LOGITS]
+        return from_teacher(self.distance, self.kind, ours, theirs, batch.get("labels"))

@@ -5,10 +5,11 @@ from typing import Literal
 
 from torch import Tensor
 
+from limbeck.architectures import Shape
 from limbeck.errors import LimbeckError
 from limbeck.objectives.base import Models, NamedAligner, Read
 from limbeck.objectives.heads import Headed
-from limbeck.objectives.predictions import cross_entropy, squared_error
+from limbeck.objectives.predictions import cross_entropy, from_labels, squared_error
 from limbeck.spec import Call
 from limbeck.taps import Features
 
@@ -44,6 +45,9 @@ class Probe(Headed):
             self.layers = self.layers._replace(note="; ".join(filter(None, (self.layers.note, note))))
         self.loss = squared_error if models.regression else cross_entropy
 
+    def _settle_blend(self, teacher: Shape) -> None:
+        """Layers are read, not compared: there is nothing to blend."""
+
     def reads(self) -> set[Read]:
         return {read for read in super().reads() if read.model == "teacher" or self.teaches_student}
 
@@ -52,7 +56,8 @@ class Probe(Headed):
         return losses + self._side("student", student, batch["labels"]) if self.teaches_student else losses
 
     def _side(self, side: Literal["student", "teacher"], features: Features, labels: Tensor) -> Tensor:
-        return self.reduced([self.loss(logits, labels) for logits in self.predicted(side, features)])
+        found = self.predicted(side, features)
+        return self.reduced([from_labels(self.loss, self.kind, logits, labels) for logits in found])
 
     def finish(self) -> None:
         if self.copies:

@@ -5,6 +5,7 @@ from typing import Any
 
 import yaml
 
+from limbeck.data.kinds import KINDS, Kind
 from limbeck.report.tables import count, metrics_markdown
 
 __all__ = ["model_card"]
@@ -15,6 +16,7 @@ def model_card(
     scores: Mapping[str, Any],
     citations: Sequence[str],
     *,
+    kind: Kind = KINDS["classification"],
     base_model: str | None = None,
     own_code: bool = False,
 ) -> str:
@@ -22,12 +24,12 @@ def model_card(
 
     `scores` is the run's `scores.json`; `citations` are BibTeX entries of the methods used; `base_model` is the Hub id
     of the teacher, or of the model that was fine-tuned. Leave it out for a local folder, which the Hub cannot link.
-    `own_code`: the folder holds the code of its model.
+    `kind` is that of the task. `own_code`: the folder holds the code of its model.
     """
     distilled = scores.get("teacher") is not None
     front = {
         "library_name": "transformers",
-        "pipeline_tag": "text-classification",
+        "pipeline_tag": kind.pipeline,
         **({"base_model": base_model} if base_model else {}),
         "tags": ["limbeck", "distillation"] if distilled else ["limbeck"],
     }
@@ -36,7 +38,8 @@ def model_card(
         f"# {scores['task']}, {recipe['name']}",
         _introduction(recipe, scores, distilled, base_model),
         f"## Scores\n\nOn the {scores.get('split', 'evaluation')} split, from 0 to 100.\n\n{metrics_markdown(scores)}",
-        LOADING.format(options=", trust_remote_code=True" if own_code else "") + (OWN_CODE if own_code else ""),
+        LOADING.format(auto=kind.auto, output=kind.output, options=", trust_remote_code=True" if own_code else "")
+        + (OWN_CODE if own_code else ""),
         f"## Recipe\n\n```yaml\n{_yaml(recipe)}```",
     ]
     if citations:
@@ -47,12 +50,12 @@ def model_card(
 LOADING = """## Use
 
 ```python
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import {auto}, AutoTokenizer
 
 folder = "path/to/this/folder"
 tokenizer = AutoTokenizer.from_pretrained(folder)
-model = AutoModelForSequenceClassification.from_pretrained(folder{options})
-logits = model(**tokenizer("A sentence.", return_tensors="pt")).logits
+model = {auto}.from_pretrained(folder{options})
+{output}
 ```"""
 
 

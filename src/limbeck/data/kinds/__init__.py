@@ -1,0 +1,33 @@
+"""The kinds of tasks, one a file. A new kind is a file here and a line in KINDS."""
+
+from typing import Any
+
+from limbeck.data.kinds.base import IGNORE, Kind
+from limbeck.data.kinds.classification import Classification
+from limbeck.data.kinds.multi_label import MultiLabel
+from limbeck.data.kinds.regression import Regression
+from limbeck.data.kinds.tagging import Tagging
+from limbeck.errors import LimbeckError, did_you_mean
+
+__all__ = ["IGNORE", "KINDS", "Kind", "declared", "find_kind", "of"]
+
+KINDS: dict[str, Kind] = {kind.name: kind for kind in (Classification(), Regression(), MultiLabel(), Tagging())}
+
+
+def find_kind(name: str) -> Kind:
+    """The kind of that name."""
+    if name not in KINDS:
+        raise LimbeckError(
+            f'There is no kind of task "{name}"; there are {", ".join(KINDS)}.{did_you_mean(name, KINDS)}'
+        )
+    return KINDS[name]
+
+
+def of(model: Any) -> Kind:
+    """The kind of task a model is for, by its class and configuration."""
+    return declared(type(model).__name__, model.config) or KINDS["classification"]
+
+
+def declared(architecture: str, config: Any) -> Kind | None:
+    """The kind that models of this class and configuration are for; None where the class has no head."""
+    return next((kind for kind in KINDS.values() if kind.owns(architecture, config)), None)

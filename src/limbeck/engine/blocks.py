@@ -1,0 +1,44 @@
+"""Blocks that run another way while a stage trains."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+from limbeck import architectures
+
+
+class Swapped:
+    """Blocks with another forward while `running()`, and their own otherwise.
+
+    Only what lies inside a block is another, so that hooks on blocks see what they always see.
+    """
+
+    def __init__(self, forwards: Mapping[nn.Module, Callable[..., Any]]) -> None:
+        self.forwards = forwards
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """In here the other forwards run."""
+        for block, forward in self.forwards.items():
+            block.__dict__["forward"] = forward
+        try:
+            yield
+        finally:
+            for block in self.forwards:
+                del block.__dict__["forward"]
+
+
+class Recomputed(Swapped):
+    """Blocks that keep nothing but what they take in: their backward runs their forward again (gradient checkpointing).
+
+    Dropout draws the same numbers again.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        found = dict.fromkeys(architectures.blocks(model))
+        super().__init__({block: partial(checkpoint, block.forward, use_reentrant=False) for block in found})

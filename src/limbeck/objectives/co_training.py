@@ -1,0 +1,59 @@
+"""CoTraining: a teacher that learns the task beside the student, and is held back to what the student can follow."""
+
+import copy
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from limbeck.errors import LimbeckError
+from limbeck.features import LOGITS
+from limbeck.objectives.base import Models, NamedAligner, Read
+from limbeck.objectives.predictions import Logits, cross_entropy, squared_error
+from limbeck.spec import Call, number
+from limbeck.taps import Features, Tap
+
+
+class CoTraining(Logits):
+    """The teacher's predictions, where the teacher trains too (ProKT): on the labels, and by a `share` of its loss
+    towards the student. Each side sees the other's predictions as given; `pace` is the teacher's learning rate, in
+    units of the student's.
+
+    What trains is a copy of the teacher. When the stage is over, the teacher becomes what the copy has learnt.
+    """
+
+    def __init__(
+        self,
+        co_training: str | Call = "kl",
+        *,
+        share: float | str = 0.5,
+        pace: float | str = 1.0,
+        weight: float | str = 1.0,
+    ) -> None:
+        super().__init__(co_training, weight=weight)
+        self.share, self.pace = number(share), number(pace)
+        if not 0 <= self.share <= 1 or self.pace <= 0:
+            raise LimbeckError(f"co_training: share {share} must lie between 0 and 1, and pace {pace} above 0.")
+
+    def bind(self, models: Models, named: Mapping[str, NamedAligner]) -> None:
+        super().bind(models, named)
+        if models.live is None:
+            raise LimbeckError("co_training needs a teacher, and there is none. Give --teacher.")
+        self.loss = squared_error if models.regression else cross_entropy
+        self.teacher = copy.deepcopy(models.live[1]).requires_grad_(True)
+        self.tap = Tap(self.teacher, [("logits", LOGITS)])
+        self._given = [models.live[1]]  # in a list, so that nn.Module does not register it
+
+    def reads(self) -> set[Read]:
+        return {Read("student", "logits", LOGITS)}
+
+    def forward(self, student: Features, teacher: Features, batch: Mapping[str, Tensor]) -> Tensor:
+        ours = student["logits", LOGITS].values
+        with torch.autocast(ours.device.type, torch.bfloat16, enabled=ours.is_cuda):
+            theirs = self.tap(**batch)["logits", LOGITS].values
+        drawn = self.distance(theirs, ours.detach())
+        taught = (1 - self.share) * self.loss(theirs, batch["labels"]) + self.share * drawn
+        return self.distance(ours, theirs.detach()) + taught
+
+    def finish(self) -> None:
+        self._given[0].load_state_dict(self.teacher.state_dict())

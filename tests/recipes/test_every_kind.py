@@ -1,0 +1,162 @@
+"""Every kind of task is fine-tuned, distilled, resumed and scored, from a file to a folder that transformers loads."""
+
+import json
+from typing import NamedTuple
+
+import pytest
+import torch
+import transformers
+
+import limbeck
+from limbeck.check import examine
+from limbeck.compare import compare
+from limbeck.data.kinds import KINDS
+from limbeck.data.spec import DataSpec
+from limbeck.engine.loop import Loop
+from limbeck.folder import RunFolder
+from limbeck.prepare import prepare, request
+from tests import toy
+
+
+class Case(NamedTuple):
+    """Rows of a file from a sentence, and the labels of a teacher."""
+
+    row: callable
+    labels: tuple[str, ...] | int
+    options: tuple[tuple[str, str], ...] = ()
+
+
+def lengths(text):
+    """Labels by how many words there are."""
+    count = len(text.split())
+    return [name for name, has in (("even", count % 2 == 0), ("long", count > 6)) if has]
+
+
+def tags(text):
+    """Words with an a are entities, of two words where the next one has one too."""
+    found = []
+    for word in text.split():
+        found.append("O" if "a" not in word else "I-A" if found and found[-1] != "O" else "B-A")
+    return found
+
+
+CASES = {
+    "classification": Case(
+        lambda text: {"text": text, "label": "even" if lengths(text)[:1] == ["even"] else "odd"}, ("even", "odd")
+    ),
+    "regression": Case(lambda text: {"text": text, "label": len(text) / 40}, 1),
+    "multi-label": Case(
+        lambda text: {"text": text, "labels": lengths(text)},
+        ("even", "long"),
+        (("problem_type", "multi_label_classification"),),
+    ),
+    "tagging": Case(lambda text: {"tokens": text.split(), "tags": tags(text)}, ("O", "I-A", "B-A")),
+}
+
+
+def test_every_kind_is_here():
+    assert set(CASES) == set(KINDS)
+
+
+def data(kind):
+    return toy.kinds_data(kind, CASES[kind].row)
+
+
+def teacher(kind):
+    case = CASES[kind]
+    return toy.teacher("bert", labels=case.labels, auto=KINDS[kind].auto, **dict(case.options))
+
+
+def pace(**options):
+    return limbeck.Pace(log_every=1, **options)
+
+
+@pytest.fixture(params=CASES)
+def kind(request):
+    return request.param
+
+
+def assert_whole(run, kind):
+    """The scores are there and are the saved student's own; transformers loads it, as the card says."""
+    scores = run.scores
+    assert list(scores["metrics"]["student"]) == list(KINDS[kind].metrics)[: len(scores["metrics"]["student"])]
+    assert scores["student"] is not None
+    folder = run.student
+    loaded = getattr(transformers, KINDS[kind].auto).from_pretrained(folder)
+    assert set(loaded.state_dict()) == set(toy.weights(run.folder))
+    assert KINDS[kind].auto in (folder / "README.md").read_text("utf8")
+    row = compare([str(folder)], DataSpec(eval=data(kind)["eval"]), folder.parent / "answers.jsonl")[0]
+    assert row["scores"]["dev"] == pytest.approx(scores["metrics"]["student"])
+    assert row["agreement"]["dev"] == pytest.approx(100)
+    answers = [json.loads(line) for line in (folder.parent / "answers.jsonl").read_text("utf8").splitlines()]
+    assert len(answers) == len(toy.words_of()["eval"])
+
+
+@pytest.mark.parametrize("recipe", ["kd", "lwd", "simkd", "ted"])
+def test_distils(kind, recipe, tmp_path):
+    run = toy.distill(recipe, tmp_path / "run", teacher=teacher(kind), **data(kind))
+    assert run.scores["teacher"] is not None
+    assert all(torch.tensor(line["loss"]).isfinite() for line in toy.losses(run.folder))
+    assert_whole(run, kind)
+
+
+def test_fine_tunes_a_bare_model_and_learns(kind, tmp_path):
+    bare = toy.teacher("bert", labels=2, headless=True)
+    run = limbeck.finetune(
+        bare, out=tmp_path / "run", set=("stages.*.steps=30", "stages.*.lr=3e-3"), pace=pace(), quiet=True, **data(kind)
+    )
+    losses = [line["loss"] for line in toy.losses(run.folder)]
+    assert sum(losses[-5:]) < 0.9 * sum(losses[:5])
+    assert_whole(run, kind)
+
+
+def test_a_classifier_of_another_kind_gives_way(kind, tmp_path):
+    other = "multi-label" if kind == "classification" else "classification"
+    run = limbeck.finetune(
+        teacher(other), out=tmp_path / "run", set=("stages.*.steps=1",), pace=pace(), quiet=True, **data(kind)
+    )
+    assert_whole(run, kind)
+
+
+def test_is_checked(kind):
+    asked = request("lwd", DataSpec(**data(kind)), teacher=teacher(kind), layers=2)
+    report = examine(prepare(asked), {})
+    assert {term.name for term in report.stages[0].terms} == {"labels", "logits", "layers"}
+
+
+def test_cached_answers_and_pieces_are_the_same(kind, tmp_path):
+    """What a live teacher says to a whole batch is what a cached one says to its pieces."""
+    still = toy.teacher(
+        "bert", labels=CASES[kind].labels, auto=KINDS[kind].auto, dropout=0.0, **dict(CASES[kind].options)
+    )
+    runs = [
+        toy.distill("lwd", tmp_path / name, teacher=still, steps=6, pace=how, **data(kind))
+        for name, how in {"live": pace(cache="off"), "cached": pace(micro_batch=8)}.items()
+    ]
+    for ours, theirs in zip(*(toy.losses(run.folder) for run in runs), strict=True):
+        ours.pop("stage"), theirs.pop("stage")
+        assert ours == pytest.approx(theirs, abs=1e-4, rel=1e-4)
+
+
+class Killed(BaseException):
+    """Nothing may catch this, as nothing catches SIGKILL."""
+
+
+def test_resumes_exactly(kind, tmp_path, monkeypatch):
+    whole = toy.distill("lwd", tmp_path / "whole", teacher=teacher(kind), steps=6, **data(kind))
+    step = Loop._step
+
+    def dying(self, *args):
+        if args[3].step == 4:
+            raise Killed
+        step(self, *args)
+
+    again = {"teacher": teacher(kind), "steps": 6, "pace": pace(save_every=0.0), **data(kind)}
+    monkeypatch.setattr(Loop, "_step", dying)
+    with pytest.raises(Killed):
+        toy.distill("lwd", tmp_path / "killed", **again)
+    monkeypatch.setattr(Loop, "_step", step)
+    run = toy.distill("lwd", tmp_path / "killed", resume=True, **again)
+    assert not RunFolder(run.folder).checkpoints.exists()
+    for name, weight in toy.weights(whole.folder).items():
+        assert torch.equal(weight, toy.weights(run.folder)[name]), name

@@ -1,0 +1,134 @@
+"""Losses over a large vocabulary: the same numbers and gradients as from whole logits, from much smaller tensors."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from limbeck.errors import LimbeckError
+from limbeck.vocabulary import Predictor, cross_entropy, kl
+
+WORDS, OURS, THEIRS = 40, 6, 9
+EXACT = {"rtol": 0, "atol": 1e-10}
+
+
+def predictor(width, seed, *, shape=(3, 5), words=WORDS, bias=True, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    states, weight, offset = (
+        torch.randn(*size, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+        for size in ((*shape, width), (words, width), (words,))
+    )
+    return Predictor(states, weight, offset if bias else None)
+
+
+def whole(made, words=None):
+    logits = made.states @ made.weight.T + (0 if made.bias is None else made.bias)
+    return logits[..., :words]
+
+
+def by_hand(student, teacher, temperature, factor):
+    """KL, from all logits."""
+    p, q = ((whole(made, len(student.weight)) / temperature).softmax(-1) for made in (student, teacher))
+    return factor * (q * (q.log() - p.log())).sum(-1)
+
+
+def gradients(loss, made):
+    """What a loss whose rows weigh differently gives; some weigh nothing, as behind a mask."""
+    weight = torch.arange(loss.numel(), dtype=loss.dtype).reshape(loss.shape) % 4
+    return torch.autograd.grad((weight * loss).sum(), [t for t in made if t is not None])
+
+
+def same(found, expected, student, **close):
+    torch.testing.assert_close(found, expected, **close)
+    for ours, theirs in zip(gradients(found, student), gradients(expected, student)):
+        torch.testing.assert_close(ours, theirs, **close)
+
+
+@pytest.mark.parametrize("rows", [1, 4, 15, 1024])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("temperature", "scale", "factor"), [(1.0, 1.0, 1.0), (2.5, "T2", 6.25), (0.5, 3.0, 3.0)])
+def test_kl_is_that_of_whole_logits(rows, bias, temperature, scale, factor):
+    student, teacher = predictor(OURS, 1, bias=bias), predictor(THEIRS, 2, bias=bias)
+    found = kl(student, teacher, temperature=temperature, scale=scale, rows=rows)
+    assert found.shape == (3, 5)
+    same(found, by_hand(student, teacher, temperature, factor), student, **EXACT)
+
+
+@pytest.mark.parametrize("rows", [1, 4, 1024])
+def test_kl_where_the_student_knows_fewer_words(rows):
+    student, teacher = predictor(OURS, 1, words=25), predictor(THEIRS, 2)
+    found = kl(student, teacher, truncate=True, rows=rows)
+    same(found, by_hand(student, teacher, 1.0, 1.0), student, **EXACT)
+
+
+@pytest.mark.parametrize("rows", [1, 4, 1024])
+@pytest.mark.parametrize("bias", [True, False])
+def test_cross_entropy_is_that_of_whole_logits(rows, bias):
+    student = predictor(OURS, 1, bias=bias)
+    labels = torch.randint(WORDS, (3, 5), generator=torch.Generator().manual_seed(3))
+    labels[1, 2:] = -100
+    expected = F.cross_entropy(whole(student).flatten(0, 1), labels.flatten(), reduction="none").reshape(3, 5)
+    found = cross_entropy(student, labels, rows=rows)
+    same(found, expected, student, **EXACT)
+    assert (found[1, 2:] == 0).all()
+
+
+def test_the_teacher_gets_no_gradient():
+    student, teacher = predictor(OURS, 1), predictor(THEIRS, 2)
+    kl(student, teacher).sum().backward()
+    assert all(t.grad is None for t in teacher)
+    assert all(t.grad is not None for t in student)
+
+
+@pytest.mark.parametrize("words", [(WORDS, 25), (25, WORDS)])
+def test_unequal_vocabularies_are_refused(words):
+    student, teacher = (predictor(w, 1, words=n) for w, n in zip((OURS, THEIRS), words))
+    with pytest.raises(LimbeckError, match=f"predicts {words[0]} words and the teacher {words[1]}"):
+        kl(student, teacher, truncate=words[0] > words[1])
+
+
+def test_no_rows_are_refused():
+    with pytest.raises(LimbeckError, match="rows=0 must be 1 or more"):
+        cross_entropy(predictor(OURS, 1), torch.zeros(3, 5, dtype=torch.long), rows=0)
+
+
+def test_half_precision_adds_up_in_full():
+    """In bf16, a sum over 512 pieces would stop growing; the gradient is as near as one matrix product in bf16."""
+    student, teacher = (predictor(w, i, shape=(512,), dtype=torch.bfloat16) for i, w in enumerate((OURS, THEIRS)))
+    loss = kl(student, teacher, rows=1)
+    assert loss.dtype == torch.float32
+    found = torch.autograd.grad(loss.sum(), list(student))
+    exact = [Predictor(*(t.detach().double().requires_grad_() for t in made)) for made in (student, teacher)]
+    expected = torch.autograd.grad(by_hand(*exact, 1.0, 1.0).sum(), list(exact[0]))
+    for ours, theirs in zip(found, expected):
+        assert ours.dtype == torch.bfloat16
+        assert (ours - theirs).norm() < 0.01 * theirs.norm()
+
+
+class Largest(TorchDispatchMode):
+    """Notes the size of the largest tensor that any operation gives, forward or backward."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        given = function(*args, **(kwargs or {}))
+        sizes = [t.numel() for t in tree_leaves(given) if isinstance(t, torch.Tensor)]
+        self.elements = max(self.elements, *sizes, 0)
+        return given
+
+
+def largest(loss):
+    with Largest() as seen:
+        loss().sum().backward()
+    return seen.elements
+
+
+@pytest.mark.parametrize("rows", [16, 32])
+def test_no_more_logits_are_held_than_asked_for(rows):
+    words = 200
+    student, teacher = (predictor(w, i, shape=(8, 16), words=words) for i, w in enumerate((OURS, THEIRS)))
+    labels = torch.zeros(8, 16, dtype=torch.long)
+    assert largest(lambda: kl(student, teacher, rows=rows)) == rows * words
+    assert largest(lambda: cross_entropy(student, labels, rows=rows)) == rows * words
+    assert largest(lambda: by_hand(student, teacher, 1.0, 1.0)) == 8 * 16 * words
