@@ -505,3 +505,21 @@ def test_two_models_are_tapped_one_inside_the_other():
     handle.remove()
     for one, other in zip(found, expected, strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("site", [("hidden", 2), ("attention", 2)])
+def test_a_mask_is_built_even_where_it_hides_nothing(site, monkeypatch):
+    """Whether it hides anything would have to be asked of the device, which a captured step cannot."""
+    model, masks = tiny_model("bert"), []
+    attend = torch.nn.functional.scaled_dot_product_attention
+
+    def watch(*args, attn_mask=None, **options):
+        masks.append(attn_mask)
+        return attend(*args, attn_mask=attn_mask, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watch)
+    batch = tiny_batch(model, (5, 5))
+    Tap(model, [site])(**batch)
+    assert masks
+    assert all(mask is not None for mask in masks)
+    assert model.config._attn_implementation == "sdpa"

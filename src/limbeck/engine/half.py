@@ -12,8 +12,8 @@ from limbeck.distiller import Distiller, Output
 class Half:
     """A distiller whose student runs in bf16 throughout, and whose gradients arrive at the fp32 weights.
 
-    Under autocast every layer casts its weights and inputs, and norms and residual sums stay in fp32: at small batches
-    that is a third of all kernels. Objectives and aligners are not touched; they compute in fp32.
+    Under autocast every layer casts its weights and inputs, and norms and residual sums stay in fp32: kernels that
+    small batches notice. Objectives and aligners are not touched; they compute in fp32.
     """
 
     def __init__(self, distiller: Distiller) -> None:

@@ -30,7 +30,8 @@ Scores = dict[str, float]
 
 @dataclass(frozen=True)
 class Pace:
-    """How a run goes about it; none of this changes what is learnt."""
+    """How a run goes about it; none of this changes what is learnt, but for rounding and, where blocks are compiled,
+    dropout's draws."""
 
     micro_batch: int | None = None  # examples a process takes at once; the rest of a batch is accumulated
     log_every: int = 10  # steps
