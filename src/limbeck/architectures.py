@@ -151,6 +151,11 @@ def auto_class(kind: kinds.Kind) -> Any:
     return getattr(transformers, kind.auto)
 
 
+def attending(config: Any) -> dict[str, str]:
+    """What a model has to be made with to attend as it learned to: SDPA leaves out the cap some put on their scores."""
+    return {"attn_implementation": "eager"} if getattr(config, "attn_logit_softcapping", None) else {}
+
+
 def _like_llama(model: PreTrainedModel) -> Family | None:
     """The paths of a model of no known type: one list of equal blocks, each with one self-attention that goes by
     transformers' attention interface, behind it a norm, and one linear map for a classifier."""

@@ -136,7 +136,8 @@ def start_student(
     config = _config(source, depth, width, labels, calls)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        student = architectures.auto_class(of(source)).from_config(config, dtype=torch.float32)
+        made = architectures.auto_class(of(source))
+        student = made.from_config(config, dtype=torch.float32, **architectures.attending(config))
         start = Start(student, source, teacher, from_teacher=source is teacher)
         for call in calls:
             bind(parse(call), INITIALISERS, "start")(start)
