@@ -12,7 +12,7 @@ SIZES, LENGTH, WIDTH, HEADS, LABELS = (6, 3, 5), 6, 12, 4, 3
 LAYER = 2
 
 
-def seen_of(key_heads=HEADS, dtype=torch.float64, seed=0, bias=True):
+def seen_of(dtype=torch.float64, seed=0, bias=True):
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape):
@@ -26,13 +26,14 @@ def seen_of(key_heads=HEADS, dtype=torch.float64, seed=0, bias=True):
         attention={
             LAYER: Attention(
                 draw(HEADS, LENGTH, size),
-                draw(key_heads, LENGTH, size),
-                draw(key_heads, LENGTH, size),
+                draw(HEADS, LENGTH, size),
+                draw(HEADS, LENGTH, size),
                 scaling=0.37,
                 bias=draw(HEADS, LENGTH, LENGTH) if bias else None,
             )
         },
         logits=draw(LABELS),
+        final=draw(LENGTH, WIDTH),
     )
 
 
@@ -55,7 +56,11 @@ def ref_mean(seen, layer, heads):
 
 
 def ref_classifier_input(seen, layer, heads):
-    return ref_cls(seen, LAYER, heads)  # the deepest there is
+    return {(b,): seen.final[b, 0].tolist() for b in range(len(SIZES))}
+
+
+def ref_final(seen, layer, heads):
+    return {(b, i): seen.final[b, i].tolist() for b, size in enumerate(SIZES) for i in range(size)}
 
 
 def ref_logits(seen, layer, heads):
@@ -76,10 +81,8 @@ def dot(a, b):
 
 def score_table(seen, layer, heads, b):
     at = seen.attention[layer]
-    share = HEADS // at.key.shape[1]
-    keys = torch.stack([at.key[:, h // share] for h in range(HEADS)], 1)  # grouped: several heads read one key
     heads = heads or HEADS
-    q, k = cut(at.query, b, heads), cut(keys, b, heads)
+    q, k = cut(at.query, b, heads), cut(at.key, b, heads)
     scaling = at.scaling if heads == HEADS else (WIDTH // heads) ** -0.5
     with_bias = at.bias is not None and heads == HEADS
     return [
@@ -141,6 +144,7 @@ REFERENCES = {
     "cls": ref_cls,
     "mean": ref_mean,
     "embeddings": ref_hidden,
+    "final": ref_final,
     "classifier_input": ref_classifier_input,
     "logits": ref_logits,
     "scores": ref_scores,
@@ -190,11 +194,34 @@ def test_relations_in_heads_of_a_size(name):
     agree(FEATURES[name](seen, LAYER, size=2), REFERENCES[name](seen, LAYER, WIDTH // 2))
 
 
-@pytest.mark.parametrize("name", OF_HEADS)
-@pytest.mark.parametrize("heads", [None, 2])
-def test_grouped_keys(name, heads):
-    seen = seen_of(key_heads=2)
-    agree(FEATURES[name](seen, LAYER, heads=heads), REFERENCES[name](seen, LAYER, heads))
+@pytest.mark.parametrize("window", [LENGTH, 2])
+@pytest.mark.parametrize("softcap", [None, 0.5])
+def test_causal_windows_and_bent_scores(window, softcap):
+    seen = seen_of(bias=False)
+    place = torch.arange(LENGTH)
+    sees = (place[:, None] >= place) & (place[:, None] - place < window) & seen.mask[:, None, None, :]
+    seen.attention[LAYER].mask, seen.attention[LAYER].softcap = sees, softcap
+    scores, maps = {}, {}
+    for b, size in enumerate(SIZES):
+        for h, head in enumerate(score_table(seen, LAYER, None, b)):
+            for i in range(size):
+                keys = range(max(0, i - window + 1), i + 1)
+                bent = [softcap * math.tanh(head[i][j] / softcap) if softcap else head[i][j] for j in keys]
+                scores |= {(b, h, i, j): [score] for j, score in zip(keys, bent)}
+                maps[b, h, i] = padded([0.0] * keys[0] + softmax(bent))
+    agree(FEATURES["scores"](seen, LAYER), scores)
+    agree(FEATURES["attention"](seen, LAYER), maps)
+    agree(FEATURES["value_relation"](seen, LAYER), REFERENCES["value_relation"](seen, LAYER, None))  # between all
+
+
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+def test_what_the_classifier_reads(pooling):
+    seen = replace(seen_of(), pooling=pooling)
+    places = {b: range(size) if pooling == "mean" else [size - 1] for b, size in enumerate(SIZES)}
+    read = {(b,): [seen.final[b, list(at), d].mean().item() for d in range(WIDTH)] for b, at in places.items()}
+    agree(FEATURES["classifier_input"](seen, LOGITS), read)
+    at = {b: size - 1 if pooling == "last" else 0 for b, size in enumerate(SIZES)}  # the mean is no token
+    agree(FEATURES["cls"](seen, LAYER), {(b,): seen.hidden[LAYER][b, i].tolist() for b, i in at.items()})
 
 
 def test_one_head_of_all_is_the_whole_product():
@@ -221,6 +248,7 @@ def test_what_stands_in_padding_never_matters(name, noise):
     filled = replace(
         seen,
         hidden={k: with_padding(v, seen.mask, noise) for k, v in seen.hidden.items()},
+        final=with_padding(seen.final, seen.mask, noise),
         attention={
             k: replace(
                 at,
@@ -263,6 +291,7 @@ def test_half_precision_is_compared_in_full(name, dtype, compared):
             for k, at in seen.attention.items()
         },
         logits=seen.logits.float(),
+        final=seen.final.float(),
     )
     torch.testing.assert_close(rows.values, FEATURES[name](full, layer_of(name)).values)
 
@@ -275,7 +304,7 @@ def test_double_precision_stays(name):
 @pytest.mark.parametrize("name", FEATURES)
 def test_gradients_reach_what_was_seen(name):
     seen, layer = seen_of(), layer_of(name)
-    tensors = [*seen.hidden.values(), seen.logits]
+    tensors = [*seen.hidden.values(), seen.logits, seen.final]
     tensors += [getattr(seen.attention[LAYER], part) for part in ("query", "key", "value")]
     for tensor in tensors:
         tensor.requires_grad_()
@@ -294,7 +323,7 @@ def test_logits_cannot_be_read_from_a_forward_that_stopped():
 def test_the_classifier_reads_what_the_projector_makes():
     projector = torch.nn.Linear(WIDTH, 5, dtype=torch.float64)
     seen = replace(seen_of(), projector=projector)
-    states = ref_cls(seen, LAYER, None)
+    states = ref_classifier_input(seen, LAYER, None)
     weight, bias = projector.weight.tolist(), projector.bias.tolist()
     agree(
         FEATURES["classifier_input"](seen, LOGITS),
@@ -308,7 +337,7 @@ def test_a_projector_in_half_precision_computes_in_full():
     seen = replace(seen_of(dtype=torch.bfloat16), projector=projector)
     rows = FEATURES["classifier_input"](seen, LOGITS)
     assert rows.values.dtype == torch.float32
-    torch.testing.assert_close(rows.values, projector.float()(seen.hidden[LAYER][:, 0].float()))
+    torch.testing.assert_close(rows.values, projector.float()(seen.final[:, 0].float()))
 
 
 def test_where_features_look():
@@ -317,7 +346,8 @@ def test_where_features_look():
         "cls": ("hidden", None, "width"),
         "mean": ("hidden", None, "width"),
         "embeddings": ("hidden", 0, "width"),
-        "classifier_input": ("classifier", LOGITS, "reads"),
+        "final": ("final", LOGITS, "width"),
+        "classifier_input": ("final", LOGITS, "reads"),
         "logits": ("logits", LOGITS, "labels"),
         "scores": ("attention", None, None),
         "attention": ("attention", None, None),

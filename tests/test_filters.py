@@ -11,15 +11,18 @@ from limbeck.errors import LimbeckError
 from limbeck.filters import DROPOUT, Filters
 from limbeck.initialisers import start_student
 from limbeck.mappings import pairs, sanh
-from tests.tiny import columns_for, every_family, tiny_batch, tiny_model
+from limbeck.taps import Tap
+from tests.tiny import every_family, tiny_batch, tiny_model
 
 SANH = sanh(2, 4)  # 1←1, 2←4
 KINDS = ("linear", "mlp", "next-layer", "all-next-layers")
 
 
 def states(model, batch):
+    depth = architectures.shape(model).layers
     with torch.no_grad():
-        return model(**columns_for(model, batch), output_hidden_states=True).hidden_states
+        found = Tap(model, [("hidden", k) for k in range(depth + 1)])(**batch)
+    return [found["hidden", k].values for k in range(depth + 1)]
 
 
 def bound(kind="linear", student=None, layers=SANH, **options):
@@ -96,6 +99,19 @@ def test_blocks_start_as_what_comes_next_in_the_model(family, kind, reached):
         assert isinstance(side.filters[1], nn.Linear)  # no layer comes after the last
         assert not {p.data_ptr() for p in side.parameters()} & {p.data_ptr() for p in model.parameters()}
         assert all(p.requires_grad for p in side.parameters())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("family", "place"), [("bert", lambda size: 0), ("gpt2", lambda size: size - 1)])
+def test_heads_read_the_token_that_cls_is(family, place):
+    model = tiny_model(family, 4)
+    filters = Filters(32, 32, 1, kind="linear")
+    filters.bind(model, model, pairs(4, 4, layers=[(2, 2)]), tokens=True)
+    side, batch = filters.eval().teacher, tiny_batch(model)
+    state = states(model, batch)[2]
+    (found,) = side.predict([state], batch["attention_mask"].bool())
+    for b, size in enumerate(batch["attention_mask"].sum(1).tolist()):
+        torch.testing.assert_close(found[b], side.heads[0](side.filters[0](state[b, place(size)])))
 
 
 @torch.no_grad()

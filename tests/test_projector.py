@@ -7,13 +7,14 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 from limbeck import architectures
-from limbeck.features import LOGITS
+from limbeck.features import LOGITS, last_token
 from limbeck.initialisers import start_student
 from limbeck.projector import folded
 from limbeck.taps import Tap
-from tests.tiny import columns_for, every_family, tiny_batch, tiny_model
+from tests.tiny import causal, columns_for, every_family, tiny_batch, tiny_model
 
 families = pytest.mark.parametrize("family", every_family)
+two_maps = pytest.mark.parametrize("family", [family for family in every_family if family not in causal])
 
 
 def started(family, width, *, call="classifier(frozen=true, project=true)", teacher=None, seed=0):
@@ -43,8 +44,9 @@ def test_folding_keeps_the_answers(family, width):
     single = copy.deepcopy(student)
     saved = folded(single)
     torch.testing.assert_close(logits(saved), logits(student), rtol=1e-6, atol=3e-6)
-    exact = copy.deepcopy(student).double()
-    torch.testing.assert_close(logits(folded(exact)), logits(exact), rtol=1e-10, atol=1e-10)
+    if not family.startswith("gemma"):  # double() does not reach what they round to fp32 when they are built
+        exact = copy.deepcopy(student).double()
+        torch.testing.assert_close(logits(folded(exact)), logits(exact), rtol=1e-10, atol=1e-10)
     assert architectures.projector(saved) is None
     assert not saved.training
     same = student.state_dict()
@@ -64,7 +66,14 @@ def test_at_equal_width_the_saved_student_is_a_plain_model(family):
     assert saved.config.to_dict() == student.config.to_dict() | {"architectures": saved.config.architectures}
 
 
-@families
+@pytest.mark.parametrize("family", causal)
+def test_one_map_takes_the_projector_up_at_any_width(family):
+    saved = folded(started(family, 16).student)
+    assert type(saved) is type(tiny_model(family, 2))
+    assert architectures.shape(saved) == (2, 16, 4, 3, 16)
+
+
+@two_maps
 def test_a_narrower_student_has_a_class_of_its_own(family, tmp_path):
     saved = folded(started(family, 16).student)
     assert saved.config.model_type == f"limbeck-{family}"
@@ -77,7 +86,7 @@ def test_a_narrower_student_has_a_class_of_its_own(family, tmp_path):
     assert torch.equal(logits(loaded), logits(saved))
 
 
-@families
+@two_maps
 @torch.no_grad()
 def test_the_classifier_is_the_teachers_and_the_projector_is_not_frozen(family):
     teacher = tiny_model(family, 4, seed=1)
@@ -97,7 +106,10 @@ def test_the_classifier_is_the_teachers_and_the_projector_is_not_frozen(family):
     projector = architectures.projector(student)
     torch.testing.assert_close(projector(own.hidden_states[-1][:, 0]), seen["read"])
     activate = {"tanh": torch.tanh, "relu": torch.relu, "gelu": torch.nn.functional.gelu}
-    inner = activate[architectures.activation(teacher)](architectures.dense_map(teacher)(seen["read"]))
+    word = architectures.classifier_form(teacher).split()[1]
+    inner = activate[word](architectures.dense_map(teacher)(seen["read"]))
+    if family == "modernbert":
+        inner = teacher.head.norm(inner)
     torch.testing.assert_close(architectures.output_map(teacher)(inner), own.logits)
 
 
@@ -114,7 +126,8 @@ def test_classifier_input_is_what_the_classifier_reads(family, width, call):
     site = ("classifier_input", LOGITS)
     for sites in ([site], [site, ("cls", 1)], [site, ("logits", LOGITS)]):
         rows = Tap(student, sites)(**batch)[site]
-        torch.testing.assert_close(rows.values, seen[0])
+        read = last_token(seen[0], batch["attention_mask"]) if family in causal else seen[0]
+        torch.testing.assert_close(rows.values, read)
         assert rows.mask.all()
 
 
@@ -134,7 +147,7 @@ def test_a_projector_starts_without_changing_lengths():
     torch.testing.assert_close(architectures.projector(fresh)(state).norm(dim=1), state.norm(dim=1))
 
 
-@families
+@two_maps
 def test_a_student_of_such_a_student(family):
     """Its classifier is reused as any other, at its own width and at a narrower one."""
     middle = folded(started(family, 24).student)

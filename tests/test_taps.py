@@ -11,7 +11,7 @@ from limbeck.architectures import FAMILIES, blocks, inputs, shape, shortened
 from limbeck.errors import LimbeckError
 from limbeck.features import LOGITS, Seen
 from limbeck.taps import Tap
-from tests.tiny import columns_for, every_family, tiny_batch, tiny_model
+from tests.tiny import causal, columns_for, every_family, pre_norm, tiny_batch, tiny_model
 
 LAYERS = 4
 families = pytest.mark.parametrize("family", every_family)
@@ -30,6 +30,17 @@ def own_answers(model, batch, **options):
     return eager(**columns_for(model, batch), output_hidden_states=True, output_attentions=True, **options)
 
 
+def own_states(model, own, batch):
+    """Its states, the last before the final norm, which transformers lists after it."""
+    if model.config.model_type not in pre_norm:
+        return own.hidden_states
+    last, caught = blocks(model)[-1], []
+    handle = last.register_forward_hook(lambda _, __, output: caught.append(output))
+    model(**columns_for(model, batch))
+    handle.remove()
+    return (*own.hidden_states[:-1], *caught)
+
+
 def rows_agree(rows, expected, close=1e-5):
     torch.testing.assert_close(rows.values[rows.mask], expected[rows.mask], rtol=close, atol=close)
 
@@ -39,15 +50,18 @@ def rows_agree(rows, expected, close=1e-5):
 def test_hidden_states_are_the_models_own(models, family):
     model, batch = models[family], tiny_batch(models[family])
     own = own_answers(model, batch)
-    assert len(own.hidden_states) == LAYERS + 1
-    found = Tap(model, [("hidden", k) for k in range(LAYERS + 1)] + [("embeddings", 0), ("logits", LOGITS)])(**batch)
-    for layer, expected in enumerate(own.hidden_states):
+    states = own_states(model, own, batch)
+    assert len(states) == LAYERS + 1
+    sites = [("embeddings", 0), ("final", LOGITS), ("logits", LOGITS)]
+    found = Tap(model, [("hidden", k) for k in range(LAYERS + 1)] + sites)(**batch)
+    for layer, expected in enumerate(states):
         rows = found["hidden", layer]
         assert torch.equal(rows.mask, batch["attention_mask"].bool())
         rows_agree(rows, expected)
-    rows_agree(found["embeddings", 0], own.hidden_states[0])
+    rows_agree(found["embeddings", 0], states[0])
+    rows_agree(found["final", LOGITS], own.hidden_states[LAYERS])
     rows_agree(found["logits", LOGITS], own.logits)
-    differ = [(own.hidden_states[k] - own.hidden_states[k + 1]).abs().max() for k in range(LAYERS)]
+    differ = [(states[k] - states[k + 1]).abs().max() for k in range(LAYERS)]
     assert min(differ) > 0.1  # otherwise this test could not tell one layer from the next
 
 
@@ -64,10 +78,54 @@ def test_attention_is_the_models_own(models, family):
         rows_agree(found["attention", layer], expected)
         scores = found["scores", layer]
         for b, size in enumerate(batch["attention_mask"].sum(1).tolist()):
-            maps = scores.values[b, :, :size, :size, 0].softmax(-1)
-            torch.testing.assert_close(maps, expected[b, :, :size, :size], rtol=1e-5, atol=1e-5)
-            assert scores.mask[b, :, :size, :size].all()
-        assert scores.mask.sum() == sum(4 * size**2 for size in batch["attention_mask"].sum(1).tolist())
+            own_maps, kept = expected[b, :, :size, :size], scores.mask[b, :, :size, :size]
+            maps = scores.values[b, :, :size, :size, 0].masked_fill(~kept, -torch.inf).softmax(-1)
+            torch.testing.assert_close(maps, own_maps, rtol=1e-5, atol=1e-5)
+            assert torch.equal(kept, own_maps > 0)  # a key that is not seen is no row, and has no weight
+            assert torch.equal(found["attention", layer].values[b, :, :size, :size] > 0, own_maps > 0)
+            assert scores.mask[b].sum() == kept.sum()
+
+
+@pytest.mark.parametrize("family", causal)
+@torch.no_grad()
+def test_a_causal_model_is_read_at_its_last_token(models, family):
+    """There `cls` is the token the classifier reads, whatever stands behind it; no token sees a later one."""
+    model, batch = models[family], tiny_batch(models[family])
+    sites = [("cls", 2), ("hidden", 2), ("classifier_input", LOGITS), ("final", LOGITS), ("attention", 1)]
+    found = Tap(model, sites)(**batch)
+    for b, size in enumerate(batch["attention_mask"].sum(1).tolist()):
+        assert torch.equal(found["cls", 2].values[b], found["hidden", 2].values[b, size - 1])
+        assert torch.equal(found["classifier_input", LOGITS].values[b], found["final", LOGITS].values[b, size - 1])
+    logits = model.score(found["classifier_input", LOGITS].values)
+    torch.testing.assert_close(logits, model(**columns_for(model, batch)).logits, rtol=1e-5, atol=1e-5)
+    assert found["attention", 1].values.triu(1).abs().max() == 0
+
+
+@pytest.mark.parametrize(("pooling", "feature"), [("cls", "cls"), ("mean", "mean")])
+@torch.no_grad()
+def test_what_modernberts_classifier_reads(pooling, feature):
+    model = tiny_model("modernbert", LAYERS, classifier_pooling=pooling)
+    batch = tiny_batch(model)
+    found = Tap(model, [("classifier_input", LOGITS), ("cls", 1), ("hidden", 1)])(**batch)
+    logits = model.classifier(model.head(found["classifier_input", LOGITS].values))
+    torch.testing.assert_close(logits, model(**columns_for(model, batch)).logits, rtol=1e-5, atol=1e-5)
+    assert torch.equal(found["cls", 1].values, found["hidden", 1].values[:, 0])
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma"])
+@torch.no_grad()
+def test_shared_keys_and_values_are_repeated(models, family):
+    """Four heads share two keys and values, or one: each head is as if it had its own."""
+    model, batch = models[family], tiny_batch(models[family], sizes=(6,))
+    attention, caught = architectures.self_attention(model, 2), []
+    handle = attention.v_proj.register_forward_hook(lambda _, __, output: caught.append(output))
+    relation = Tap(model, [("value_relation", 2)])(**batch)["value_relation", 2]
+    handle.remove()
+    own = caught[0].unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
+    for head in range(4):
+        value = own[:, head * own.shape[1] // 4]
+        expected = (value @ value.transpose(-1, -2) / attention.head_dim**0.5).softmax(-1)
+        torch.testing.assert_close(relation.values[:, head], expected, rtol=1e-5, atol=1e-5)
 
 
 @torch.no_grad()
@@ -160,7 +218,7 @@ def test_in_other_heads_positions_do_not_count(models):
     rows_agree(found["value_relation(heads=2)", 1], (v @ v.transpose(-1, -2) / 4).softmax(-1))
 
 
-@families
+@pytest.mark.parametrize("family", [family for family in every_family if family not in pre_norm])
 @torch.no_grad()
 def test_relations_come_from_the_layers_own_projections(models, family):
     """Values, queries and keys are not mistaken for each other."""
@@ -190,9 +248,12 @@ class Counter:
 
     def __init__(self, model):
         self.ran = []
+        layers = {}
+        for k, block in enumerate(blocks(model), 1):
+            layers.setdefault(block, []).append(k)  # a shared block stands for all of them, in turn
         self.handles = [
-            block.register_forward_hook(lambda *_, layer=k: self.ran.append(layer))
-            for k, block in enumerate(blocks(model), 1)
+            block.register_forward_hook(lambda *_, layers=found: self.ran.append(layers.pop(0)))
+            for block, found in layers.items()
         ]
 
     def __enter__(self):
@@ -320,9 +381,11 @@ def test_a_student_in_training_is_tapped_in_its_own_forward(models, family, more
     torch.manual_seed(3)
     own = model(**columns_for(model, batch), output_hidden_states=True)
     torch.manual_seed(3)
-    found = Tap(model, [("hidden", k) for k in range(LAYERS + 1)] + attention + more)(**batch)
-    for layer, expected in enumerate(own.hidden_states):
+    sites = [("hidden", k) for k in range(LAYERS + 1)] + [("final", LOGITS)]
+    found = Tap(model, sites + attention + more)(**batch)
+    for layer, expected in enumerate(own.hidden_states[:-1]):
         rows_agree(found["hidden", layer], expected, 1e-6)
+    rows_agree(found["final", LOGITS], own.hidden_states[-1], 1e-6)
     if more:
         rows_agree(found["logits", LOGITS], own.logits, 1e-6)
     torch.manual_seed(4)
@@ -356,7 +419,8 @@ def test_a_tap_follows_the_weights_of_the_model(models, family):
     assert torch.equal(after, Tap(model, [("cls", 2)])(**batch)["cls", 2].values)
     tap(**batch)["cls", 2].values.sum().backward()
     reached = {name for name, p in model.named_parameters() if p.grad is not None}
-    assert any("word_embeddings" in name for name in reached)
+    table = next(name for name, p in model.named_parameters() if p is model.get_input_embeddings().weight)
+    assert table in reached
     assert not any(name.startswith(tuple(architectures.head(model))) for name in reached)
 
 
@@ -365,7 +429,7 @@ def test_the_columns_a_model_takes(models, family):
     model = models[family]
     columns = inputs(model)
     assert columns == tuple(columns_for(model, tiny_batch(model)))
-    assert ("token_type_ids" in columns) == (family in ("bert", "electra"))
+    assert ("token_type_ids" in columns) == (family in ("bert", "electra", "albert"))
 
 
 @families
@@ -377,7 +441,7 @@ def test_token_types_reach_the_models_that_have_them_and_no_other(models, family
     found = Tap(model, sites)(**batch)["logits", LOGITS].values  # RoBERTa would index out of its one type
     plain = Tap(model, sites)(**(batch | {"token_type_ids": torch.zeros_like(batch["token_type_ids"])}))
     same = torch.equal(found, plain["logits", LOGITS].values)
-    assert same == (family not in ("bert", "electra"))
+    assert same == (family not in ("bert", "electra", "albert"))
 
 
 @families
@@ -408,10 +472,24 @@ def test_shapes_are_read_off_the_model(family):
 def test_an_unknown_family_says_what_to_add():
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
-    config = AutoConfig.for_model("gpt2", n_embd=16, n_layer=1, n_head=2, vocab_size=20, n_positions=16)
+    config = AutoConfig.for_model("xlnet", d_model=16, n_layer=1, n_head=2, d_inner=16, vocab_size=20)
     model = AutoModelForSequenceClassification.from_config(config)
-    with pytest.raises(LimbeckError, match=r'"gpt2".*Known: bert.*architectures\.py'):
+    with pytest.raises(LimbeckError, match=r'"xlnet".*Known: albert, bert.*architectures\.py'):
         Tap(model, [("cls", 1)])
+
+
+@pytest.mark.parametrize("family", ["olmo2", "phi3", "gpt_neox", "smollm3"])
+@torch.no_grad()
+def test_an_unknown_family_laid_out_as_llama_is_found(family):
+    model = tiny_model(family, LAYERS, pad_token_id=0, num_key_value_heads=2)
+    assert family not in FAMILIES
+    batch = tiny_batch(model)
+    found = Tap(model, [("hidden", 2), ("attention", 3), ("final", LOGITS), ("logits", LOGITS)])(**batch)
+    own = own_answers(model, batch)
+    rows_agree(found["hidden", 2], own.hidden_states[2])
+    rows_agree(found["attention", 3], own.attentions[2])
+    rows_agree(found["final", LOGITS], own.hidden_states[-1])
+    rows_agree(found["logits", LOGITS], own.logits)
 
 
 def test_two_models_are_tapped_one_inside_the_other():

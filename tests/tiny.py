@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
 
-from limbeck.architectures import FAMILIES
+from limbeck.architectures import FAMILIES, attending
 
 VOCABULARY = 100
-ONE_TOKEN_TYPE = ("roberta", "xlm-roberta")  # as their checkpoints have it, unlike the default of their configuration
 # What DeBERTa's third version has; the defaults of its configuration are those of the first.
 DEBERTA = {
     "relative_attention": True,
@@ -20,7 +19,28 @@ DEBERTA = {
     "position_biased_input": False,
 }
 
+# Windows shorter than the texts of a tiny batch, layers of several types, heads that share keys and values, heads whose
+# widths do not add up to the model's.
+GROUPED = {"num_key_value_heads": 2, "attention_dropout": 0.1}
+SPECIAL = {
+    "deberta-v2": DEBERTA,
+    "roberta": {"type_vocab_size": 1},  # as their checkpoints have it, unlike the default of their configuration
+    "xlm-roberta": {"type_vocab_size": 1},
+    "gpt2": {"n_inner": 64},
+    "albert": {"hidden_dropout_prob": 0.1},
+    "modernbert": {"local_attention": 4, "mlp_dropout": 0.1},
+    "llama": GROUPED,
+    "mistral": GROUPED | {"sliding_window": 3},
+    "qwen2": GROUPED | {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 2},
+    "qwen3": GROUPED | {"head_dim": 12},
+    "gemma": GROUPED | {"num_key_value_heads": 1, "head_dim": 8},
+    "gemma2": GROUPED | {"head_dim": 8, "sliding_window": 3, "attn_logit_softcapping": 2.0},
+    "gemma3_text": GROUPED | {"head_dim": 8, "sliding_window": 3, "sliding_window_pattern": 2},
+}
+
 every_family = tuple(FAMILIES)
+causal = tuple(name for name, family in FAMILIES.items() if family.reads == "last")
+pre_norm = tuple(name for name, family in FAMILIES.items() if family.norm)
 
 
 def tiny_model(
@@ -44,21 +64,20 @@ def tiny_model(
             "num_attention_heads": heads,
             "intermediate_size": 64,
         }
-    if family == "electra":
+    if family in ("electra", "albert"):
         sizes["embedding_size"] = width // 2
-    if family == "deberta-v2":
-        sizes |= DEBERTA
-    if family in ONE_TOKEN_TYPE:
-        sizes["type_vocab_size"] = 1
+    sizes |= SPECIAL.get(family, {})
+    ids = dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 1)
     config = AutoConfig.for_model(
         family,
         **{"vocab_size": VOCABULARY, "max_position_embeddings": 64, "num_labels": labels, "initializer_range": 0.2}
+        | ({"pad_token_id": 0, **ids} if family in (*causal, "modernbert") else {})
         | sizes
         | options,
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = auto.from_config(config)
+        model = auto.from_config(config, **attending(config))
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.dim() == 1:
@@ -102,5 +121,6 @@ def columns_for(model: PreTrainedModel, batch: dict[str, Tensor]) -> dict[str, T
     taken = {
         "bert": ("input_ids", "attention_mask", "token_type_ids"),
         "electra": ("input_ids", "attention_mask", "token_type_ids"),
+        "albert": ("input_ids", "attention_mask", "token_type_ids"),
     }.get(model.config.model_type.removeprefix("limbeck-"), ("input_ids", "attention_mask"))
     return {name: batch[name] for name in taken}

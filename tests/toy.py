@@ -21,7 +21,7 @@ from transformers import AutoConfig
 import limbeck
 from limbeck.data import grammar
 from limbeck.models import quiet
-from tests.tiny import DEBERTA
+from tests.tiny import SPECIAL, pre_norm
 
 LABELS = grammar.LABELS
 ROOT = Path(__file__).parents[1]
@@ -118,12 +118,13 @@ def model(
     if family == "distilbert":
         sizes = {"dim": width, "n_layers": layers, "n_heads": heads, "hidden_dim": 64}
         drops = {"dropout": dropout, "attention_dropout": dropout, "seq_classif_dropout": dropout}
-    if family == "electra":
+    if family in ("electra", "albert"):
         sizes["embedding_size"] = 16
-    if family == "deberta-v2":
-        sizes |= DEBERTA
-    if family in ("roberta", "xlm-roberta"):
-        sizes["type_vocab_size"] = 1
+    if family == "gpt2":
+        drops = {"embd_pdrop": dropout, "attn_pdrop": dropout, "resid_pdrop": dropout}
+    if family in pre_norm:
+        drops |= {"attention_dropout": dropout, "mlp_dropout": dropout, "embedding_dropout": dropout}
+    sizes |= SPECIAL.get(family, {})
     if family in ("roberta", "xlm-roberta", "mpnet"):
         sizes["max_position_embeddings"] = POSITIONS + 2  # they number positions from behind the padding token
     config = AutoConfig.for_model(

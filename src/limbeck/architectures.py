@@ -7,7 +7,7 @@ import copy
 import inspect
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 import transformers
@@ -26,12 +26,17 @@ class Family:
 
     blocks: str  # the list of blocks, from the base model
     attention: str  # the self-attention, from a block
-    # The classifier of every family is output(activation(dense(h))), of the first token's last state h. Kinds of tasks
-    # that predict for every token have one linear map instead.
-    head: tuple[str, ...]  # what stands between the last block and the predictions, from the whole model
+    # The classifier of every family is output(activation(dense(h))), of the state h that it reads; where dense and
+    # output are one path, it is one linear map, as in all kinds of tasks that predict for every token.
+    head: tuple[str, ...]  # what stands between the last state and the predictions, from the whole model
     dense: str  # from the whole model, as the next
     output: str  # one row a label
-    activation: str  # empty: the configuration says
+    activation: str = ""  # its name, or that of the setting which says it
+    after: str = ""  # a norm behind the activation, from the whole model
+    reads: str = "first"  # the token the classifier reads: the first or the last; or the setting which says it
+    embeddings: tuple[str, ...] = ("embeddings",)  # what makes the state the first block takes, from the base model
+    norm: str = ""  # behind the last block, from the base model
+    shared: bool = False  # whether all layers are one block
     # Of families that do not use transformers' attention interface, from the self-attention: its projections, and what
     # gives its position bias, an argument of its forward or a method.
     projections: tuple[str, str, str] | None = None
@@ -49,11 +54,21 @@ BERT = Family(
     activation="tanh",
 )
 ROBERTA = replace(BERT, head=("classifier",), dense="classifier.dense", output="classifier.out_proj")
+LLAMA = Family(
+    blocks="layers",
+    attention="self_attn",
+    head=("score",),
+    dense="score",
+    output="score",
+    reads="last",
+    embeddings=("embed_tokens",),
+    norm="norm",
+)
 FAMILIES = {
     "bert": BERT,
     "roberta": ROBERTA,
     "xlm-roberta": ROBERTA,
-    "electra": replace(ROBERTA, activation="gelu"),
+    "electra": replace(ROBERTA, activation="gelu", embeddings=("embeddings", "embeddings_project")),
     "distilbert": Family(
         blocks="transformer.layer",
         attention="attention",
@@ -67,13 +82,36 @@ FAMILIES = {
         BERT,
         head=("pooler", "classifier"),
         dense="pooler.dense",
-        activation="",
+        activation="pooler_hidden_act",
         projections=("query_proj", "key_proj", "value_proj"),
         bias="disentangled_attention_bias",
         convolution="encoder.conv",
         relative="encoder.get_rel_pos",
     ),
+    "albert": replace(
+        BERT,
+        blocks="encoder.albert_layer_groups",
+        attention="albert_layers.0.attention",
+        head=("albert.pooler", "classifier"),
+        dense="albert.pooler",
+        embeddings=("embeddings", "encoder.embedding_hidden_mapping_in"),
+        shared=True,
+    ),
+    "modernbert": Family(
+        blocks="layers",
+        attention="attn",
+        head=("head", "classifier"),
+        dense="head.dense",
+        output="classifier",
+        activation="classifier_activation",
+        after="head.norm",
+        reads="classifier_pooling",
+        norm="final_norm",
+    ),
+    "gpt2": replace(LLAMA, blocks="h", attention="attn", embeddings=("wte", "wpe", "drop"), norm="ln_f"),
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"), LLAMA),
 }
+Pooling = Literal["first", "last", "mean"]
 WIDE = "limbeck-"  # before the model type of a family's classifiers whose head is wider than their states
 for config_class, model_class in wide_head.CLASSES.items():
     AutoConfig.register(config_class.model_type, config_class)
@@ -97,14 +135,15 @@ def kind(config: PretrainedConfig) -> str:
 
 def family(model: PreTrainedModel) -> Family:
     """The family's paths, or an error that says what to add."""
-    if kind(model.config) not in FAMILIES:
+    known = FAMILIES.get(kind(model.config)) or _like_llama(model)
+    if known is None:
         raise LimbeckError(
             f'model type "{model.config.model_type}" is not one limbeck knows how to tap. '
-            f"Known: {', '.join(sorted(FAMILIES))}. "
+            f"Known: {', '.join(sorted(FAMILIES))}, and what is laid out as Llama is. "
             "A new family is one entry in limbeck/architectures.py: the paths of its blocks, self-attention and head."
         )
-    found, head = FAMILIES[kind(model.config)], kinds.of(model).head
-    return replace(found, head=(head,), dense=head, output=head, activation="none") if head else found
+    head = kinds.of(model).head
+    return replace(known, head=(head,), dense=head, output=head, activation="none", after="") if head else known
 
 
 def auto_class(kind: kinds.Kind) -> Any:
@@ -112,12 +151,54 @@ def auto_class(kind: kinds.Kind) -> Any:
     return getattr(transformers, kind.auto)
 
 
+def attending(config: Any) -> dict[str, str]:
+    """What a model has to be made with to attend as it learned to: SDPA leaves out the cap some put on their scores."""
+    return {"attn_implementation": "eager"} if getattr(config, "attn_logit_softcapping", None) else {}
+
+
+def _like_llama(model: PreTrainedModel) -> Family | None:
+    """The paths of a model of no known type: one list of equal blocks, each with one self-attention that goes by
+    transformers' attention interface, behind it a norm, and one linear map for a classifier."""
+    base = model.base_model
+    lists = [(name, list(m)) for name, m in base.named_children() if isinstance(m, nn.ModuleList) and len(m)]
+    outputs = [name for name, m in model.named_children() if m is not base and isinstance(m, nn.Linear)]
+    norms = [name for name, m in base.named_children() if "Norm" in type(m).__name__]
+    tables = tuple(name for name, m in base.named_children() if isinstance(m, nn.Embedding))
+    once = all(len(found) == 1 for found in (lists, outputs, norms, tables))
+    if not (once and model._supports_attention_backend):
+        return None
+    (place, found), (output,), (norm,) = lists[0], outputs, norms
+    attentions = [name for name, m in found[0].named_children() if "Attention" in type(m).__name__]
+    if len(attentions) != 1 or len({type(block) for block in found}) != 1:
+        return None
+    causal = getattr(found[0].get_submodule(attentions[0]), "is_causal", False)
+    return Family(
+        place,
+        attentions[0],
+        (output,),
+        output,
+        output,
+        reads="last" if causal else "first",
+        embeddings=tables,
+        norm=norm,
+    )
+
+
 def blocks(model: PreTrainedModel) -> nn.ModuleList:
-    """The model's blocks, in order; block k gives layer k, counted from 1."""
-    found = model.base_model.get_submodule(family(model).blocks)
+    """The model's blocks, in order; block k gives layer k, counted from 1. Where layers are shared, all are one."""
+    known = family(model)
+    found = model.base_model.get_submodule(known.blocks)
     if not isinstance(found, nn.ModuleList):
-        raise LimbeckError(f"{family(model).blocks} of {type(model).__name__} is no list of blocks.")
-    return found
+        raise LimbeckError(f"{known.blocks} of {type(model).__name__} is no list of blocks.")
+    if not known.shared:
+        return found
+    config = model.config
+    if config.num_hidden_groups != 1 or config.inner_group_num != 1:
+        raise LimbeckError(
+            f"this {config.model_type} has {config.num_hidden_groups} groups of {config.inner_group_num} blocks. "
+            "Only those whose layers are all one block are known, as every published one is."
+        )
+    return nn.ModuleList([found[0]] * config.num_hidden_layers)
 
 
 def giver(model: PreTrainedModel, layer: int) -> nn.Module:
@@ -146,19 +227,35 @@ def head(model: PreTrainedModel) -> dict[str, nn.Module]:
     return {name: model.get_submodule(name) for name in family(model).head}
 
 
-def activation(model: PreTrainedModel) -> str:
-    """What the classifier does between its two linear maps."""
-    return family(model).activation or model.config.pooler_hidden_act
+def classifier_form(model: PreTrainedModel) -> str:
+    """What the classifier computes, in words."""
+    known = family(model)
+    if known.dense == known.output:
+        return "one linear map"
+    name = getattr(model.config, known.activation, known.activation)
+    return f"a {name}{' and a norm' if known.after else ''} between two linear maps"
+
+
+def pooling(model: PreTrainedModel) -> Pooling:
+    """What of the last states the classifier reads."""
+    found = getattr(model.config, family(model).reads, family(model).reads)
+    return "first" if found == "cls" else found  # type: ignore[return-value]
+
+
+def final_norm(model: PreTrainedModel) -> nn.Module | None:
+    """What norms the last block's states, in models that do that outside of blocks."""
+    path = family(model).norm
+    return model.base_model.get_submodule(path) if path else None
 
 
 def output_map(model: PreTrainedModel) -> nn.Linear:
     """The linear map whose rows are the labels."""
-    return _last(model.get_submodule(family(model).output))
+    return _linear(model.get_submodule(family(model).output))
 
 
 def dense_map(model: PreTrainedModel) -> nn.Linear:
     """The classifier's first linear map."""
-    return _last(model.get_submodule(family(model).dense))
+    return _linear(model.get_submodule(family(model).dense))
 
 
 def projector(model: PreTrainedModel) -> nn.Linear | None:
@@ -167,12 +264,9 @@ def projector(model: PreTrainedModel) -> nn.Linear | None:
     return _linear(found[0]) if isinstance(found, nn.Sequential) else None
 
 
-def _last(module: nn.Module) -> nn.Linear:
-    """The map itself, behind a projector or not."""
-    return _linear(module[1] if isinstance(module, nn.Sequential) else module)
-
-
 def _linear(module: nn.Module) -> nn.Linear:
+    if isinstance(module, nn.Sequential):  # a projector, and the map it feeds
+        return _linear(module[1])
     if not isinstance(module, nn.Linear):
         raise LimbeckError(f"a classifier is made of linear maps, and this model's has a {type(module).__name__}.")
     return module
@@ -212,20 +306,12 @@ def shortened(model: PreTrainedModel, depth: int, *, skip: int = 0) -> nn.Module
 
     It shares every weight; the original is untouched.
     """
-    base = model.base_model
-    view = _shallow(base)
-    *containers, last = family(model).blocks.split(".")
-    inner, inner_view = base, view
-    for name in containers:
-        inner, copied = inner.get_submodule(name), _shallow(inner.get_submodule(name))
-        inner_view._modules[name] = copied
-        inner_view = copied
-    inner_view._modules[last] = nn.ModuleList(blocks(model)[skip:depth])
+    view, container = _with_blocks(model, blocks(model)[skip:depth])
     if "pooler" in view._modules:
         view._modules["pooler"] = None
     convolution = family(model).convolution.rpartition(".")[2]
-    if skip and convolution in inner_view._modules:
-        inner_view._modules[convolution] = None  # it belongs to the first block
+    if skip and convolution in container._modules:
+        container._modules[convolution] = None  # it belongs to the first block
     return view
 
 
@@ -240,13 +326,27 @@ def cut_short(model: PreTrainedModel, depth: int) -> PreTrainedModel:
 def copied_blocks(model: PreTrainedModel, first: int, last: int) -> nn.Module:
     """A copy of blocks `first` to `last`: a base model that takes states (`inputs_embeds`) and has no embeddings.
 
-    The family's own forward runs, and makes the mask and position bias its blocks want.
+    The family's own forward runs, and makes the mask and position bias its blocks want. There is no final norm: what
+    comes out is what the last block returns.
     """
-    view = shortened(model, last, skip=first - 1)
-    for name in ("embeddings", "embeddings_project"):  # the second is ELECTRA's
-        if name in view._modules:
-            view._modules[name] = _HandOn()
-    return copy.deepcopy(view)
+    known, view = family(model), shortened(model, last, skip=first - 1)
+    for path in known.embeddings:
+        if path.rpartition(".")[2] in view.get_submodule(path.rpartition(".")[0])._modules:
+            view.set_submodule(path, _HandOn())
+    if known.norm:
+        view.set_submodule(known.norm, nn.Identity())
+    copied: Any = copy.deepcopy(view)
+    copied.config.use_cache = False
+    keep_layers(copied.config, range(first, last + 1))
+    return copied
+
+
+def keep_layers(config: PretrainedConfig, layers: Sequence[int]) -> None:
+    """Have a configuration describe a model of these layers, counted from 1."""
+    for name in ("layer_types", "mlp_layer_types"):
+        if kinds := getattr(config, name, None):
+            setattr(config, name, [kinds[(layer - 1) % len(kinds)] for layer in layers])
+    config.num_hidden_layers = len(layers)
 
 
 def same_blocks(student: PreTrainedModel, ours: Sequence[int], teacher: PreTrainedModel, theirs: Sequence[int]) -> bool:
@@ -257,10 +357,11 @@ def same_blocks(student: PreTrainedModel, ours: Sequence[int], teacher: PreTrain
 
 
 class _HandOn(nn.Module):
-    """Stands where embeddings stood, and hands on the states it is given."""
+    """Stands where embeddings stood: hands on the states it is given, and makes nothing of positions."""
 
     def forward(self, *args: Tensor | None, inputs_embeds: Tensor | None = None, **_: object) -> Tensor:
-        return next(given for given in (inputs_embeds, *args) if given is not None)
+        given = next(given for given in (inputs_embeds, *args) if given is not None)
+        return given if given.is_floating_point() else given.new_zeros(())
 
 
 def _same(one: nn.Module, other: nn.Module) -> bool:
@@ -270,14 +371,25 @@ def _same(one: nn.Module, other: nn.Module) -> bool:
 
 def rebuilt(model: PreTrainedModel, blocks: Iterable[nn.Module]) -> PreTrainedModel:
     """The whole model with other blocks, sharing everything else; the original is untouched."""
-    *containers, last = family(model).blocks.split(".")
     view = _shallow(model)
+    view._modules[model.base_model_prefix], _ = _with_blocks(model, blocks)
+    return view
+
+
+def _with_blocks(model: PreTrainedModel, blocks: Iterable[nn.Module]) -> tuple[nn.Module, nn.Module]:
+    """The base model with other blocks, sharing everything else; and that part of it which holds them."""
+    known, view = family(model), _shallow(model.base_model)
+    *containers, last = known.blocks.split(".")
     inner: nn.Module = view
-    for name in (model.base_model_prefix, *containers):
+    for name in containers:
         inner._modules[name] = _shallow(inner.get_submodule(name))
         inner = inner.get_submodule(name)
-    inner._modules[last] = nn.ModuleList(blocks)
-    return view
+    inner._modules[last] = laid = nn.ModuleList(blocks)
+    if known.shared:  # each a group of its own: then the family's forward takes one after the other
+        config = copy.copy(model.config)
+        config.num_hidden_layers = config.num_hidden_groups = len(laid)
+        inner.__dict__["config"] = config
+    return view, inner
 
 
 Some = TypeVar("Some", bound=nn.Module)

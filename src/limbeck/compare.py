@@ -32,6 +32,7 @@ def compare(names: list[str], data: DataSpec, predictions: Path | None = None) -
     for name, model in loaded.items():
         models.check_kind(model, corpus.task, name)
         tokenizer = models.load_tokenizer(name)
+        models.adopt_padding(model, tokenizer)
         aligned, _ = align(corpus, dict(enumerate(models.label_names(model))), name)
         labels = aligned.task.labels
         longest = models.longest_input(model.config, tokenizer, data.max_length)

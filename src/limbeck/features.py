@@ -27,13 +27,16 @@ class Rows(NamedTuple):
 
 @dataclass
 class Attention:
-    """What one self-attention worked on: q, k, v of `(batch, heads, positions, size)`, and its own additive bias."""
+    """What one self-attention worked on: q, k, v of `(batch, heads, positions, size)` as it multiplies them, rotated
+    where it rotates them; its own additive bias; and what it does to scores."""
 
     query: Tensor
     key: Tensor
     value: Tensor
     scaling: float
     bias: Tensor | None = None
+    mask: Tensor | None = None  # (batch, 1, queries, keys): True where a key is seen; none: wherever there is a token
+    softcap: float | None = None  # scores are bent to stay below it
 
 
 @dataclass
@@ -42,9 +45,11 @@ class Seen:
 
     mask: Tensor  # (batch, positions): True where there is a token
     hidden: dict[int, Tensor] = field(default_factory=dict)
+    final: Tensor | None = None  # the last block's states, normed where the model has a norm behind its blocks
     attention: dict[int, Attention] = field(default_factory=dict)
     logits: Tensor | None = None
     projector: nn.Linear | None = None  # what stands between the last state and the classifier
+    pooling: Literal["first", "last", "mean"] = "first"  # which states the classifier reads
     per_token: bool = False  # the classifier predicts for every token
 
     # Shared by all layers, so that each is computed once.
@@ -101,15 +106,15 @@ def hidden(seen: Seen, layer: int) -> Rows:
 
 @seen_at("hidden", width="width", rows="example")
 def cls(seen: Seen, layer: int) -> Rows:
-    """The state of the first token."""
-    return Rows(_exact(seen.hidden[layer][:, 0]), seen.one_row)
+    """The state of the first token; of the last one where the classifier reads that, as in causal models, whose first
+    token has seen no other."""
+    return Rows(_cls(seen, _exact(seen.hidden[layer])), seen.one_row)
 
 
 @seen_at("hidden", width="width", rows="example")
 def mean(seen: Seen, layer: int) -> Rows:
     """The mean state of an example's tokens, padding left out."""
-    states = _exact(seen.hidden[layer])
-    return Rows((seen.ones.to(states.dtype) @ states).squeeze(1) / seen.counts, seen.one_row)
+    return Rows(_mean(seen, _exact(seen.hidden[layer])), seen.one_row)
 
 
 @seen_at("hidden", fixed=0, width="width", rows="token")
@@ -118,14 +123,22 @@ def embeddings(seen: Seen, layer: int) -> Rows:
     return hidden(seen, layer)
 
 
-@seen_at("classifier", fixed=LOGITS, width="reads", rows="prediction")
+@seen_at("final", fixed=LOGITS, width="width", rows="token")
+def final(seen: Seen, layer: int) -> Rows:
+    """The state of every token after the last block and, in models that have one there, the final norm."""
+    return Rows(_final(seen), seen.mask)
+
+
+@seen_at("final", fixed=LOGITS, width="reads", rows="prediction")
 def classifier_input(seen: Seen, layer: int) -> Rows:
-    """What the classifier reads: the state after the last block of the first token, or of every one it predicts for,
-    through the student's projector where it has one."""
-    state = seen.hidden[max(seen.hidden)]
-    state = _exact(state if seen.per_token else state[:, 0])
+    """What the classifier reads: the final state of every token it predicts for, or else of the first token, the last,
+    or the mean, whichever the model takes; through the student's projector where it has one."""
+    state = _final(seen)
+    if not seen.per_token:
+        state = _mean(seen, state) if seen.pooling == "mean" else _cls(seen, state)
     if seen.projector is not None:
-        state = F.linear(state, _exact(seen.projector.weight), _exact(seen.projector.bias))
+        bias = seen.projector.bias
+        state = F.linear(state, _exact(seen.projector.weight), bias if bias is None else _exact(bias))
     return Rows(state, seen.predicted)
 
 
@@ -144,14 +157,14 @@ def scores(seen: Seen, layer: int, *, heads: Heads = None) -> Rows:
     In another number of heads than the model's own, positions do not count: their bias belongs to the model's heads.
     """
     values = _scores(seen.attention[layer], heads)
-    valid = seen.mask[:, None, :, None] & seen.mask[:, None, None, :]
+    valid = seen.mask[:, None, :, None] & _keys(seen, layer)
     return Rows(values.masked_fill(~valid, 0.0).unsqueeze(-1), valid.expand_as(values))
 
 
 @seen_at("attention", distribution=True)
 def attention(seen: Seen, layer: int, *, heads: Heads = None) -> Rows:
     """Attention maps: for each head and query, a distribution over the keys. Other `heads` as for scores."""
-    return _distributions(_scores(seen.attention[layer], heads), seen.mask)
+    return _distributions(_scores(seen.attention[layer], heads), seen.mask, _keys(seen, layer))
 
 
 def _relation(seen: Seen, layer: int, part: str, heads: int | None, size: int | None) -> Rows:
@@ -159,7 +172,8 @@ def _relation(seen: Seen, layer: int, part: str, heads: int | None, size: int | 
     if size is not None:
         heads = states.shape[1] * states.shape[3] // size
     states = _split(states, heads)
-    return _distributions(states @ states.transpose(-1, -2) * states.shape[-1] ** -0.5, seen.mask)
+    relations = states @ states.transpose(-1, -2) * states.shape[-1] ** -0.5
+    return _distributions(relations, seen.mask, seen.mask[:, None, None, :])  # between all tokens, whoever attends
 
 
 @seen_at("attention", distribution=True)
@@ -187,6 +201,7 @@ FEATURES: dict[str, Callable[..., Rows]] = {
         cls,
         mean,
         embeddings,
+        final,
         classifier_input,
         logits,
         scores,
@@ -196,6 +211,26 @@ FEATURES: dict[str, Callable[..., Rows]] = {
         key_relation,
     )
 }
+
+
+def last_token(states: Tensor, mask: Tensor) -> Tensor:
+    """The state of each example's last token; padding is on the right."""
+    last = mask.sum(1).clamp_min(1) - 1
+    return torch.take_along_dim(states, last[:, None, None], 1).squeeze(1)
+
+
+def _cls(seen: Seen, states: Tensor) -> Tensor:
+    return last_token(states, seen.mask) if seen.pooling == "last" else states[:, 0]
+
+
+def _mean(seen: Seen, states: Tensor) -> Tensor:
+    return (seen.ones.to(states.dtype) @ states).squeeze(1) / seen.counts
+
+
+def _final(seen: Seen) -> Tensor:
+    if seen.final is None:
+        raise RuntimeError("the final states were read, but the forward stopped before them")
+    return _exact(seen.final)
 
 
 def _exact(states: Tensor) -> Tensor:
@@ -211,18 +246,23 @@ def _split(states: Tensor, heads: int | None) -> Tensor:
     return joined.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
+def _keys(seen: Seen, layer: int) -> Tensor:
+    """Which keys a query sees, of a shape that goes with `(batch, heads, queries, keys)`."""
+    mask = seen.attention[layer].mask
+    return seen.mask[:, None, None, :] if mask is None else mask
+
+
 def _scores(at: Attention, heads: int | None) -> Tensor:
-    groups = at.query.shape[1] // at.key.shape[1]  # grouped-query attention shares a key among several heads
-    key = at.key.repeat_interleave(groups, 1) if groups > 1 else at.key
     if heads is None or heads == at.query.shape[1]:
-        products = _exact(at.query) @ _exact(key).transpose(-1, -2) * at.scaling
+        products = _exact(at.query) @ _exact(at.key).transpose(-1, -2) * at.scaling
+        if at.softcap is not None:
+            products = (products / at.softcap).tanh() * at.softcap
         return products if at.bias is None else products + _exact(at.bias)
-    query, key = _split(at.query, heads), _split(key, heads)
+    query, key = _split(at.query, heads), _split(at.key, heads)
     return query @ key.transpose(-1, -2) * query.shape[-1] ** -0.5  # a bias per head has no meaning in other heads
 
 
-def _distributions(scores: Tensor, mask: Tensor) -> Rows:
-    allowed = mask[:, None, None, :]
+def _distributions(scores: Tensor, mask: Tensor, allowed: Tensor) -> Rows:
     # Not -inf: an example with no token at all would be NaN, and stay NaN whatever its weight.
     lowest = torch.finfo(scores.dtype).min
     maps = scores.masked_fill(~allowed, lowest).softmax(-1).masked_fill(~allowed, 0.0)

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from limbeck import architectures
 from limbeck.data import kinds
 from limbeck.errors import LimbeckError
+from limbeck.features import last_token
 from limbeck.mappings import Layers
 from limbeck.taps import IMPLEMENTATION
 
@@ -24,7 +25,8 @@ DROPOUT = 0.1  # before the maps of a head; the paper's for task layers
 
 
 class Filters(nn.Module):
-    """A filter a layer and model, to the teacher's width, each with a head that predicts from the first token (TED).
+    """A filter a layer and model, to the teacher's width, each with a head that predicts from one token (TED): the
+    first, or the last in causal models.
 
     A filter is `linear`, an `mlp`, a copy of the model's `next-layer` or of `all-next-layers`, or `none`: the head
     alone. A `pooled` head has a layer of its own before the last map. The filters of a student made of the teacher's
@@ -92,6 +94,7 @@ class Side(nn.Module):
         width = asked.width if asked.kind else architectures.shape(model).width
         self.filters = nn.ModuleList(_filter(asked.kind, model, layer, width) for layer in layers)
         self.heads = nn.ModuleList(_head(asked.head, width, labels) for _ in layers)
+        self.last = architectures.pooling(model) == "last"
         self.per_token = kinds.of(model).per_token
 
     def forward(self, states: Sequence[Tensor], mask: Tensor) -> list[Tensor]:
@@ -100,7 +103,9 @@ class Side(nn.Module):
     def predict(self, states: Sequence[Tensor], mask: Tensor) -> list[Tensor]:
         """The predictions of every head, of the first token or, where the task asks for that, of each."""
         filtered = self(states, mask)
-        return [head(f[:, 0] if f.dim() == 3 and not self.per_token else f) for head, f in zip(self.heads, filtered)]
+        if filtered[0].dim() == 3 and not self.per_token:
+            filtered = [last_token(f, mask) if self.last else f[:, 0] for f in filtered]
+        return [head(f) for head, f in zip(self.heads, filtered)]
 
 
 class Blocks(nn.Module):

@@ -1,11 +1,11 @@
 """How the student starts: layers of a model, a checkpoint, a reused classifier, or at random."""
 
 import copy
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.configuration_utils import PretrainedConfig
 
@@ -32,24 +32,29 @@ class Start:
 def layers(start: Start, *, which: str | list[int] = "first") -> None:
     """Embeddings and some layers of the source: `first`, `top`, `uniform`, `sanh`, or a list such as [4, 8, 12]."""
     depth, available = _depths(start)
+    chosen, note = _choose(which, depth, available)
+    start.notes += [note] if note else []
+    _copy(start, chosen, with_head=False)
+    whose = "the teacher" if start.from_teacher else "the checkpoint"
+    start.notes.append(f"layers 1 to {depth} start as layers {', '.join(map(str, chosen))} of {whose}")
+
+
+def _choose(which: str | list[int], depth: int, available: int) -> tuple[tuple[int, ...], str]:
+    """The layers named, and what is to be said about them."""
+    chosen, note = which, ""
     if isinstance(which, str):
         found = bind(parse(which), MAPPINGS, "choice of layers")(depth, available)
         if found.draw or found.groups:
             raise LimbeckError(
                 f"layers({which}): a student starts once, so its layers cannot be drawn at random, nor come in groups."
             )
-        start.notes += [found.note] if found.note else []
-        chosen = found.teacher
-    else:
-        chosen = tuple(which)
-    if len(chosen) != depth or not all(1 <= layer <= available for layer in chosen):
+        chosen, note = found.teacher, found.note
+    if len(chosen) != depth or not all(1 <= int(layer) <= available for layer in chosen):
         raise LimbeckError(
             f"layers({list(chosen)}) names {len(chosen)} layers for a student of {depth}; each must be one of 1 to "
             f"{available}. Set --layers {len(chosen)}, or name {depth}."
         )
-    _copy(start, chosen, with_head=False)
-    whose = "the teacher" if start.from_teacher else "the checkpoint"
-    start.notes.append(f"layers 1 to {depth} start as layers {', '.join(map(str, chosen))} of {whose}")
+    return tuple(map(int, chosen)), note
 
 
 def checkpoint(start: Start) -> None:
@@ -68,13 +73,12 @@ def classifier(start: Start, *, frozen: bool = False, project: bool = False) -> 
     student, teacher = start.student, start.teacher
     if teacher is None:
         raise LimbeckError("classifier reuses the teacher's classifier, and there is no teacher. Give --teacher.")
-    ours, theirs = architectures.activation(student), architectures.activation(teacher)
+    ours, theirs = architectures.classifier_form(student), architectures.classifier_form(teacher)
     if ours != theirs:
         raise LimbeckError(
-            f"the teacher's classifier ({teacher.config.model_type}) cannot be reused: there is a {theirs} between its "
-            f"two linear maps, and a {ours} in a student of type {student.config.model_type}. Give a student whose "
-            "classifier is of the same kind, or let it have its own: leave classifier out of init, as in "
-            "--set init=[layers(first)]."
+            f"the teacher's classifier ({teacher.config.model_type}) cannot be reused: it is {theirs}, and that of a "
+            f"student of type {student.config.model_type} is {ours}. Give a student whose classifier is of the same "
+            "kind, or let it have its own: leave classifier out of init, as in --set init=[layers(first)]."
         )
     if student.config.num_labels != teacher.config.num_labels:
         raise LimbeckError(
@@ -96,8 +100,9 @@ def embeddings(start: Start, *, frozen: bool = False) -> None:
     if start.teacher is None:
         raise LimbeckError("embeddings reuses the teacher's embeddings, and there is no teacher. Give --teacher.")
     theirs = start.teacher.state_dict()
-    prefix = f"{start.student.base_model_prefix}.{architectures.family(start.student).blocks}."
-    beside = (prefix, *architectures.head(start.student))
+    known, base = architectures.family(start.student), start.student.base_model_prefix
+    beside = (f"{base}.{known.blocks}.", *architectures.head(start.student))
+    beside += (f"{base}.{known.norm}.",) if known.norm else ()
     ours = {name: p for name, p in start.student.named_parameters() if not name.startswith(beside)}
     if any(name not in theirs or theirs[name].shape != parameter.shape for name, parameter in ours.items()):
         raise LimbeckError(
@@ -128,10 +133,11 @@ def start_student(
     seed: int,
 ) -> Start:
     """Build a student of `depth` layers (the source's, if not said) and start it as the recipe says."""
-    config = _config(source, depth, width, labels)
+    config = _config(source, depth, width, labels, calls)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        student = architectures.auto_class(of(source)).from_config(config, dtype=torch.float32)
+        made = architectures.auto_class(of(source))
+        student = made.from_config(config, dtype=torch.float32, **architectures.attending(config))
         start = Start(student, source, teacher, from_teacher=source is teacher)
         for call in calls:
             bind(parse(call), INITIALISERS, "start")(start)
@@ -140,25 +146,37 @@ def start_student(
     return start
 
 
-def _config(source: PreTrainedModel, depth: int | None, width: int | None, labels: dict) -> PretrainedConfig:
+def _config(
+    source: PreTrainedModel, depth: int | None, width: int | None, labels: dict, calls: Sequence[str]
+) -> PretrainedConfig:
     config = copy.deepcopy(source.config)
     for name, value in labels.items():
         setattr(config, name, value)
     if depth is not None and depth < 1:
         raise LimbeckError(f"--layers {depth}: a student has at least one layer.")
-    if depth is not None:
-        config.num_hidden_layers = depth
+    architectures.keep_layers(config, _taken(calls, depth or config.num_hidden_layers, config.num_hidden_layers))
     if width is not None and width != config.hidden_size:
         size = config.hidden_size // config.num_attention_heads
         if width % size:
             raise LimbeckError(f"--width {width} must be a multiple of the model's head size, {size}.")
-        inner = "hidden_dim" if hasattr(config, "hidden_dim") else "intermediate_size"
-        setattr(config, inner, getattr(config, inner) * width // config.hidden_size)
+        for inner in ("hidden_dim", "intermediate_size", "n_inner"):
+            if getattr(config, inner, None):
+                setattr(config, inner, getattr(config, inner) * width // config.hidden_size)
         config.num_attention_heads = width // size
+        if hasattr(config, "num_key_value_heads"):
+            config.num_key_value_heads = math.gcd(config.num_key_value_heads, config.num_attention_heads)
         config.hidden_size = width
         if hasattr(config, "pooler_hidden_size"):  # DeBERTa's
             config.pooler_hidden_size = width
     return config
+
+
+def _taken(calls: Sequence[str], depth: int, available: int) -> Sequence[int]:
+    """The layers of the source that the student is laid out as: those it takes, or the first."""
+    for call in map(parse, calls):
+        if call.name == "layers" and depth <= available:
+            return _choose(bind(call, INITIALISERS, "start").keywords.get("which", "first"), depth, available)[0]
+    return range(1, depth + 1)
 
 
 def _depths(start: Start) -> tuple[int, int]:
@@ -180,17 +198,15 @@ def _copy(start: Start, chosen: Sequence[int], *, with_head: bool) -> None:
             "Leave out --width, give a narrower checkpoint as --student, or start at random: in the recipe's init, "
             "random in place of layers or checkpoint (--set init=[random])."
         )
+    blocks = architectures.blocks(source)
+    for layer, (ours, taken) in enumerate(zip(architectures.blocks(student), chosen), 1):
+        left = ours.load_state_dict(blocks[taken - 1].state_dict(), strict=False).unexpected_keys
+        if left:  # ModernBERT's first block has no norm before its attention
+            start.notes.append(f"layer {layer} has no place for {', '.join(left)} of layer {taken}, which is left out")
     prefix = f"{student.base_model_prefix}.{architectures.family(student).blocks}."
-    head = tuple(architectures.head(student))
+    beside = (prefix,) if with_head and start.fresh_classifier else (prefix, *architectures.head(student))
     theirs = source.state_dict()
-    weights: dict[str, Tensor] = {}
-    for name in student.state_dict():
-        if name.startswith(prefix):
-            block, _, rest = name.removeprefix(prefix).partition(".")
-            weights[name] = theirs[f"{prefix}{chosen[int(block)] - 1}.{rest}"]
-        elif (with_head and start.fresh_classifier) or not name.startswith(head):
-            weights[name] = theirs[name]
-    student.load_state_dict(weights, strict=False)
+    student.load_state_dict({n: theirs[n] for n in student.state_dict() if not n.startswith(beside)}, strict=False)
 
 
 def _said(model: PreTrainedModel) -> str:

@@ -57,8 +57,9 @@ def load_model(name: str, task: Task | None = None) -> PreTrainedModel:
 
     def read(place: str) -> PreTrainedModel:
         # A half-precision file would otherwise be trained in half precision, and learn nothing.
+        options = labels | architectures.attending(config)
         return architectures.auto_class(own or KINDS[task.kind if task else "classification"]).from_pretrained(
-            place, dtype=torch.float32, use_safetensors=True, trust_remote_code=False, **labels
+            place, dtype=torch.float32, use_safetensors=True, trust_remote_code=False, **options
         )
 
     model = _loaded(name, read)
@@ -111,7 +112,8 @@ def renew_classifier(model: PreTrainedModel, task: Task, seed: int) -> PreTraine
         setattr(config, name, value)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        fresh = architectures.auto_class(KINDS[task.kind]).from_config(config, dtype=torch.float32)
+        auto = architectures.auto_class(KINDS[task.kind])
+        fresh = auto.from_config(config, dtype=torch.float32, **architectures.attending(config))
     heads = (*architectures.head(fresh), *architectures.head(model))
     body = {name: weight for name, weight in model.state_dict().items() if not name.startswith(heads)}
     fresh.load_state_dict(body, strict=False)
@@ -135,7 +137,8 @@ def adopt_labels(model: PreTrainedModel, task: Task, owner: str) -> None:
         output = architectures.output_map(model)
         with torch.no_grad():
             output.weight.copy_(output.weight[order])
-            output.bias.copy_(output.bias[order])
+            if output.bias is not None:
+                output.bias.copy_(output.bias[order])
     options = label_options(task)
     model.config.id2label, model.config.label2id = options["id2label"], options["label2id"]
 
@@ -168,6 +171,12 @@ def check_tokens(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
             f'the tokenizer of "{name}" makes {len(tokenizer)} tokens and the model knows {known}: they do not belong '
             "together. Save the model's own tokenizer beside it."
         )
+
+
+def adopt_padding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """A classifier that reads the last token finds it by the padding behind it, which is the tokenizer's."""
+    if architectures.pooling(model) == "last":
+        model.config.pad_token_id = tokenizer.pad_token_id
 
 
 def longest_input(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, wanted: int) -> int:

@@ -143,6 +143,9 @@ def _prepare(asked: Request) -> Prepared:
     tokenizer = models.load_tokenizer(asked.teacher or origin)
     models.check_tokens(tokenizer, asked.teacher or origin)
     corpus, source = _models_agree(asked, corpus, teacher, tokenizer, notes)
+    for model in (teacher, source):
+        if model is not None:
+            models.adopt_padding(model, tokenizer)
     depth = asked.layers
     if teacher is not None and source is teacher and depth is None and asked.width is None:
         depth = -(-architectures.shape(teacher).layers // 2)

@@ -21,45 +21,48 @@ from limbeck.data.kinds import of
 def take_over(student: PreTrainedModel, teacher: PreTrainedModel, *, project: bool) -> set[str]:
     """Give the student a copy of the teacher's classifier, and a projector where widths differ or `project` asks for
     one. Answers the names of the parameters that were the teacher's."""
-    dense, output = (
-        copy.deepcopy(linear).to(student.device, student.dtype).requires_grad_()
-        for linear in (dense_map(teacher), output_map(teacher))
-    )
-    width = student.config.hidden_size
-    first: nn.Module = dense
+    ours, theirs = family(student), family(teacher)
+    places = {ours.output: theirs.output, ours.after: theirs.after, ours.dense: theirs.dense}
+    reused: set[int] = set()
+    for place, origin in places.items():
+        if place:
+            module = copy.deepcopy(teacher.get_submodule(origin)).to(student.device, student.dtype).requires_grad_()
+            reused |= {id(parameter) for parameter in module.parameters()}
+            student.set_submodule(place, module)
+    dense, width = dense_map(student), student.config.hidden_size
     if project or width != dense.in_features:
-        first = nn.Sequential(OrderedDict(projector=_projector(width, dense.in_features), dense=dense))
-    student.set_submodule(family(student).dense, first)
-    if family(student).output != family(student).dense:
-        student.set_submodule(family(student).output, output)
-    reused = {id(parameter) for linear in (dense, output) for parameter in linear.parameters()}
+        both: OrderedDict[str, nn.Module] = OrderedDict(projector=_projector(width, dense), dense=dense)
+        student.set_submodule(ours.dense, nn.Sequential(both))
     return {name for name, parameter in student.named_parameters() if id(parameter) in reused}
 
 
-def _projector(inside: int, outside: int) -> nn.Linear:
-    """One that starts by leaving lengths as they are: the identity at equal widths, else orthogonal."""
-    projector = nn.Linear(inside, outside)
-    nn.init.eye_(projector.weight) if inside == outside else nn.init.orthogonal_(projector.weight)
-    nn.init.zeros_(projector.bias)
+def _projector(inside: int, dense: nn.Linear) -> nn.Linear:
+    """One that starts by leaving lengths as they are: the identity at equal widths, else orthogonal. It has a bias
+    where the map behind it has one to take it up."""
+    projector = nn.Linear(inside, dense.in_features, bias=dense.bias is not None)
+    nn.init.eye_(projector.weight) if inside == dense.in_features else nn.init.orthogonal_(projector.weight)
+    if projector.bias is not None:
+        nn.init.zeros_(projector.bias)
     return projector
 
 
 def folded(student: PreTrainedModel) -> PreTrainedModel:
     """The same function without a projector, as a model of its family, or of its family with a wider head."""
-    width = student.config.hidden_size
-    # A classifier that is one linear map has no inside that could be wider.
-    size = width if family(student).output == family(student).dense else output_map(student).in_features
+    known, width = family(student), student.config.hidden_size
+    one_map = known.dense == known.output  # which is of the width of the states once the projector is folded into it
+    size = width if one_map else output_map(student).in_features
     projector = architectures.projector(student)
     if projector is None and size == getattr(student.config, "head_size", width):
         return student
     weights = student.state_dict()
     if projector is not None:
-        inside = f"{family(student).dense}."
+        inside = f"{known.dense}."
         weights = {name: value for name, value in weights.items() if not name.startswith(inside)}
         weights |= {inside + name: value for name, value in _product(dense_map(student), projector).items()}
     kind = architectures.kind(student.config)
     config = _config(student.config, kind if size == width else f"{WIDE}{kind}", size)
-    made = architectures.auto_class(of(student)).from_config(config, dtype=student.dtype)
+    auto = architectures.auto_class(of(student))
+    made = auto.from_config(config, dtype=student.dtype, **architectures.attending(config))
     made.load_state_dict(weights)
     return made.train(student.training)
 
@@ -68,8 +71,10 @@ def folded(student: PreTrainedModel) -> PreTrainedModel:
 def _product(dense: nn.Linear, projector: nn.Linear) -> dict[str, Tensor]:
     """One linear map for two; multiplied in double precision, so that rounding is that of the result alone."""
     after, before = (linear.weight.double() for linear in (dense, projector))
-    bias = after @ projector.bias.double() + dense.bias.double()
-    return {"weight": (after @ before).to(dense.weight.dtype), "bias": bias.to(dense.bias.dtype)}
+    product = {"weight": after @ before}
+    if dense.bias is not None:
+        product["bias"] = after @ projector.bias.double() + dense.bias.double()
+    return {name: value.to(dense.weight.dtype) for name, value in product.items()}
 
 
 def _config(config: PretrainedConfig, model_type: str, head_size: int) -> PretrainedConfig:

@@ -1,11 +1,13 @@
 """Run a model, keep the sites read, and no others.
 
-Hidden states are caught as blocks take and return them. Queries, keys and values come through transformers' attention
-interface, so that models stay on SDPA; families that do not use it are caught at their projections. A forward goes no
+Hidden states are caught as blocks take and return them; the final norm of models that have one is a site of its own.
+Queries, keys and values come through transformers' attention interface, so that models stay on SDPA; families that do
+not use it are caught at their projections. Where all layers are one block, its k-th turn is layer k. A forward goes no
 deeper than the deepest site read. Nothing stays attached to the model between calls.
 """
 
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
@@ -27,7 +29,7 @@ Site = tuple[str, int]  # a feature, as a call string, and a layer
 Features = dict[Site, Rows]
 
 IMPLEMENTATION, TAPPED = "limbeck", "limbeck_tap"
-_watched: ContextVar[Mapping[nn.Module, tuple[int, Seen]] | None] = ContextVar("watched", default=None)
+_watched: ContextVar[Mapping[nn.Module, Callable[[Attention], None]] | None] = ContextVar("watched", default=None)
 
 
 class Tap:
@@ -42,21 +44,39 @@ class Tap:
         self.hidden = {layer for name, layer in self.sites if self._site(name) == "hidden"}
         self.attention = {layer for name, layer in self.sites if self._site(name) == "attention"}
         depth = architectures.shape(model).layers
-        if any(self._site(name) == "classifier" for name, _ in self.sites):
+        self.final = any(self._site(name) == "final" for name, _ in self.sites)
+        self.norm = architectures.final_norm(model) if self.final else None
+        if self.final and self.norm is None:
             self.hidden.add(depth)
         self.whole = any(self._site(name) == "logits" for name, _ in self.sites)
-        self.depth = depth if self.whole else max(self.hidden | self.attention | {1})  # layer 0 is what block 1 takes
+        # Layer 0 is what block 1 takes.
+        self.depth = depth if self.whole or self.final else max(self.hidden | self.attention | {1})
         self.runs = model if self.whole else architectures.cut_short(model, self.depth)
+        self.givers = self._turns(architectures.giver, self.hidden)
+        self.attentions = self._turns(architectures.self_attention, self.attention)
+        taken = inspect.signature(self.runs.forward).parameters
+        self.options = {"use_cache": False} if "use_cache" in taken else {}
         self.relative: dict[tuple[int, torch.device], Tensor] = {}
 
     def _site(self, name: str) -> str:
         return self.features[name].func.site
 
+    def _turns(self, of: Callable[[PreTrainedModel, int], nn.Module], wanted: set[int]) -> dict[nn.Module, list[int]]:
+        """The modules of wanted layers, and of each the layers it stands for, as often as it gets to run."""
+        layers: dict[nn.Module, list[int]] = {}
+        for layer in range(1, self.depth + 1 if wanted else 1):
+            layers.setdefault(of(self.model, layer), []).append(layer)
+        return {module: found for module, found in layers.items() if wanted & set(found)}
+
     def __call__(self, **batch: Tensor) -> Features:
         if not self.sites:
             return {}
-        mask, projector = batch["attention_mask"].bool(), architectures.projector(self.model)
-        seen = Seen(mask=mask, projector=projector, per_token=self.kind.per_token)
+        seen = Seen(
+            mask=batch["attention_mask"].bool(),
+            projector=architectures.projector(self.model),
+            pooling=architectures.pooling(self.model),
+            per_token=self.kind.per_token,
+        )
         with ExitStack() as attached:
             if "partner" in batch:
                 attached.enter_context(self._mix_embeddings(batch))  # first, so that layer 0 is seen mixed
@@ -64,9 +84,11 @@ class Tap:
             attached.enter_context(self._watch_attention(seen))
             attached.enter_context(self._attending())
             attached.enter_context(self._placing())
-            output = self.runs(**{name: batch[name] for name in self.columns if name in batch})
+            output = self.runs(**{name: batch[name] for name in self.columns if name in batch}, **self.options)
         if self.whole:
             seen.logits = self.kind.logits(output)
+        if self.final and self.norm is None:
+            seen.final = seen.hidden[self.depth]
         with full_precision(seen.mask):
             return {(name, layer): self.features[name](seen, layer) for name, layer in self.sites}
 
@@ -75,6 +97,7 @@ class Tap:
         """Mix what enters the first block: embeddings with positions and types, normed, after dropout."""
 
         def mix_input(_: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+            handle.remove()  # a shared block gets to run again, on states
             if args:
                 return (mix(args[0], batch), *args[1:]), kwargs
             return args, {**kwargs, "hidden_states": mix(kwargs["hidden_states"], batch)}
@@ -90,17 +113,21 @@ class Tap:
         blocks = architectures.blocks(self.model)
 
         def keep_input(_: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-            seen.hidden[0] = args[0] if args else kwargs["hidden_states"]
+            seen.hidden.setdefault(0, args[0] if args else kwargs["hidden_states"])
 
-        def keep_output(layer: int):
+        def keep_output(turns: Iterator[int]):
             def hook(_: nn.Module, __: tuple, output: Any) -> None:
-                seen.hidden[layer] = output if isinstance(output, Tensor) else output[0]
+                if (layer := next(turns)) in self.hidden:
+                    seen.hidden[layer] = output if isinstance(output, Tensor) else output[0]
 
             return hook
 
-        handles = [
-            architectures.giver(self.model, k).register_forward_hook(keep_output(k)) for k in self.hidden if k > 0
-        ]
+        def keep_final(_: nn.Module, __: tuple, output: Tensor) -> None:
+            seen.final = output
+
+        handles = [module.register_forward_hook(keep_output(iter(layers))) for module, layers in self.givers.items()]
+        if self.norm is not None:
+            handles.append(self.norm.register_forward_hook(keep_final))
         if 0 in self.hidden:
             handles.append(blocks[0].register_forward_pre_hook(keep_input, with_kwargs=True))
         try:
@@ -119,8 +146,15 @@ class Tap:
                     hooks.enter_context(_watch_projections(self.model, layer, seen))
                 yield
         else:
-            modules = {architectures.self_attention(self.model, k): (k, seen) for k in self.attention}
-            token = _watched.set(modules)
+
+            def keep(turns: Iterator[int]):
+                def hook(found: Attention) -> None:
+                    if (layer := next(turns)) in self.attention:
+                        seen.attention[layer] = found
+
+                return hook
+
+            token = _watched.set({module: keep(iter(layers)) for module, layers in self.attentions.items()})
             try:
                 yield
             finally:
@@ -170,20 +204,26 @@ def full_precision(like: Tensor) -> torch.autocast:
 def _tapped_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any
 ):
-    """Keep q, k, v of a watched layer, then attend as SDPA does."""
-    if module in (watched := _watched.get() or {}):
-        layer, seen = watched[module]
+    """Keep q, k, v of a watched layer, then attend as SDPA does, or as the model does where SDPA cannot."""
+    softcap = options.get("softcap")
+    if keep := (_watched.get() or {}).get(module):
         scaling = options.get("scaling")
-        seen.attention[layer] = Attention(query, key, value, query.shape[-1] ** -0.5 if scaling is None else scaling)
-    return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+        scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+        groups = query.shape[1] // key.shape[1]  # grouped-query attention shares keys and values among several heads
+        keys, values = (t.repeat_interleave(groups, 1) if groups > 1 else t for t in (key, value))
+        keep(Attention(query, keys, values, scaling, mask=attention_mask, softcap=softcap))
+    if softcap is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+    own = sys.modules[type(module).__module__].eager_attention_forward
+    lowest = max(torch.finfo(query.dtype).min, torch.finfo(torch.float32).min)  # it takes the softmax in fp32
+    added = torch.zeros_like(attention_mask, dtype=query.dtype).masked_fill(~attention_mask, lowest)
+    return own(module, query, key, value, added, **options)
 
 
 def _always_masked(*args: Any, **options: Any) -> Tensor | None:
-    """SDPA's mask, also where it hides nothing: asking whether it does would wait for the device at every step, and a
-    step that is captured could not ask."""
-    if "allow_is_bidirectional_skip" in options:
-        options["allow_is_bidirectional_skip"] = False
-    return sdpa_mask(*args, **options)
+    """SDPA's mask, also where it hides nothing, or what SDPA could hide by itself: asking whether it does would wait
+    for the device at every step, and a step that is captured could not ask."""
+    return sdpa_mask(*args, **options | {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False})
 
 
 AttentionInterface.register(TAPPED, _tapped_attention)

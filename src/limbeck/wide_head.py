@@ -7,6 +7,8 @@ The head is the family's own, `output(activation(dense(state)))`, but `dense` le
 
 from torch import nn
 from transformers import (
+    AlbertConfig,
+    AlbertForSequenceClassification,
     BertConfig,
     BertForSequenceClassification,
     DebertaV2Config,
@@ -15,6 +17,8 @@ from transformers import (
     DistilBertForSequenceClassification,
     ElectraConfig,
     ElectraForSequenceClassification,
+    ModernBertConfig,
+    ModernBertForSequenceClassification,
     MPNetConfig,
     MPNetForSequenceClassification,
     PreTrainedConfig,
@@ -29,12 +33,13 @@ from transformers import (
 class WideHead(PreTrainedModel):
     """Mixed into a family's classifier: the same head, of the configuration's `head_size`."""
 
-    head = ("classifier.dense", "classifier.out_proj")  # where the head's two linear maps are
+    maps = ("classifier.dense", "classifier.out_proj")  # where the head's two linear maps are
 
     def __init__(self, config: PreTrainedConfig) -> None:
         super().__init__(config)
-        dense, output = self.head
-        self.set_submodule(dense, nn.Linear(config.hidden_size, config.head_size))
+        dense, output = self.maps
+        bias = getattr(self.get_submodule(dense), "bias", None) is not None
+        self.set_submodule(dense, nn.Linear(config.hidden_size, config.head_size, bias=bias))
         self.set_submodule(output, nn.Linear(config.head_size, int(config.num_labels or 0)))
         self.post_init()
 
@@ -50,7 +55,7 @@ class WideHeadBertForSequenceClassification(WideHead, BertForSequenceClassificat
     """A BERT under a wider pooler and classifier."""
 
     config_class = WideHeadBertConfig
-    head = ("bert.pooler.dense", "classifier")
+    maps = ("bert.pooler.dense", "classifier")
 
 
 class WideHeadRobertaConfig(RobertaConfig):
@@ -103,7 +108,7 @@ class WideHeadDistilBertForSequenceClassification(WideHead, DistilBertForSequenc
     """A DistilBERT under a wider classifier."""
 
     config_class = WideHeadDistilBertConfig
-    head = ("pre_classifier", "classifier")
+    maps = ("pre_classifier", "classifier")
 
 
 class WideHeadMPNetConfig(MPNetConfig):
@@ -130,7 +135,39 @@ class WideHeadDebertaV2ForSequenceClassification(WideHead, DebertaV2ForSequenceC
     """A DeBERTa under a wider pooler and classifier."""
 
     config_class = WideHeadDebertaV2Config
-    head = ("pooler.dense", "classifier")
+    maps = ("pooler.dense", "classifier")
+
+
+class WideHeadAlbertConfig(AlbertConfig):
+    """ALBERT's, and the width of the head."""
+
+    model_type = "limbeck-albert"
+    head_size: int = 768
+
+
+class WideHeadAlbertForSequenceClassification(WideHead, AlbertForSequenceClassification):
+    """An ALBERT under a wider pooler and classifier."""
+
+    config_class = WideHeadAlbertConfig
+    maps = ("albert.pooler", "classifier")
+
+
+class WideHeadModernBertConfig(ModernBertConfig):
+    """ModernBERT's, and the width of the head."""
+
+    model_type = "limbeck-modernbert"
+    head_size: int = 768
+
+
+class WideHeadModernBertForSequenceClassification(WideHead, ModernBertForSequenceClassification):
+    """A ModernBERT under a wider head, which has a norm between its maps."""
+
+    config_class = WideHeadModernBertConfig
+    maps = ("head.dense", "classifier")
+
+    def __init__(self, config: WideHeadModernBertConfig) -> None:
+        super().__init__(config)
+        self.head.norm = nn.LayerNorm(config.head_size, eps=config.norm_eps, bias=config.norm_bias)
 
 
 CLASSES = {
@@ -141,6 +178,8 @@ CLASSES = {
     WideHeadDistilBertConfig: WideHeadDistilBertForSequenceClassification,
     WideHeadMPNetConfig: WideHeadMPNetForSequenceClassification,
     WideHeadDebertaV2Config: WideHeadDebertaV2ForSequenceClassification,
+    WideHeadAlbertConfig: WideHeadAlbertForSequenceClassification,
+    WideHeadModernBertConfig: WideHeadModernBertForSequenceClassification,
 }
 for config, model in CLASSES.items():  # saved with this file beside them
     config.register_for_auto_class()

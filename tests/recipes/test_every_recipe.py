@@ -11,11 +11,14 @@ from safetensors.torch import load_file
 import limbeck
 from limbeck import architectures, efficiency, models
 from limbeck import recipe as book
+from limbeck.errors import LimbeckError
 from limbeck.folder import RunFolder
 from limbeck.taps import Tap
 from tests import toy
 
-FAMILIES = tuple(architectures.FAMILIES)
+# Of the decoders that are laid out as Llama, one; the others differ inside of their blocks.
+FAMILIES = tuple(name for name, family in architectures.FAMILIES.items() if family is not architectures.LLAMA)
+FAMILIES += ("llama",)
 RECIPES = [
     name for base in book.shipped() for name in (base, *(f"{base}:{v}" for v in book.read(base).get("variants", {})))
 ]
@@ -69,6 +72,10 @@ def assert_left(run, recipe):
     [(name, family) for name in RECIPES for family in FAMILIES if family == "bert" or ":" not in name],
 )
 def test_trains_on_every_family(recipe, family, tmp_path):
+    if family == "modernbert" and recipe == "theseus":
+        with pytest.raises(LimbeckError, match=r"layers of modernbert are of several types \(full.*sliding"):
+            train(recipe, tmp_path / "run", family)
+        return
     scores = assert_left(train(recipe, tmp_path / "run", family), recipe)
     assert scores["metric"] == "accuracy"
     assert scores["split"] == scores["selected_on"] == "dev"
@@ -78,7 +85,8 @@ def test_trains_on_every_family(recipe, family, tmp_path):
     assert (scores["teacher"] is not None) == has_teacher
     if has_teacher:
         assert scores["retention"] == pytest.approx(100 * scores["student"] / scores["teacher"])
-        assert scores["params"]["student"] < scores["params"]["teacher"]
+        shared = architectures.FAMILIES[family].shared  # a block used less often is no smaller
+        assert (scores["params"]["student"] < scores["params"]["teacher"]) != shared
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -169,6 +177,13 @@ def test_a_student_of_another_family(tmp_path, monkeypatch):
     for kind, columns, columns_given in given:
         assert ("token_type_ids" in columns) == (kind == "bert")
         assert "token_type_ids" in columns_given
+
+
+def test_a_decoder_without_a_padding_token_takes_the_tokenizers(tmp_path):
+    """As GPT-2's and Llama's checkpoints have none: without one they refuse a batch."""
+    run = toy.distill("kd", tmp_path / "run", teacher=toy.teacher("gpt2", pad_token_id=None))
+    assert_left(run, "kd")
+    assert models.config_of(str(run.student)).pad_token_id == toy.tokenizer().pad_token_id
 
 
 def test_texts_fit_both_models(tmp_path):

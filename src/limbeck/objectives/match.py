@@ -11,7 +11,7 @@ from limbeck.architectures import Shape
 from limbeck.blends import BLENDS, Blend
 from limbeck.distances import DISTANCES, OF_DISTRIBUTIONS
 from limbeck.errors import LimbeckError
-from limbeck.features import FEATURES, LOGITS
+from limbeck.features import FEATURES, LOGITS, scores
 from limbeck.filters import Filters
 from limbeck.mappings import MAPPINGS, Layers
 from limbeck.objectives.base import Models, Moment, NamedAligner, Objective, Read, per_example
@@ -204,8 +204,17 @@ class Match(Objective):
         if self.feature.rows == "example":  # one row each, so few that all layers go at once: fewer kernels
             layers = self.distance(torch.stack(left), torch.stack(right))
         else:
-            layers = torch.stack([per_example(self.distance(a, b), mask) for a, b in zip(left, right)])
+            masks = self._shared_rows(student, teacher) or [mask] * len(left)
+            layers = torch.stack([per_example(self.distance(a, b), m) for a, b, m in zip(left, right, masks)])
         return layers.mean(0) if self.mean else layers.sum(0)
+
+    def _shared_rows(self, student: Features, teacher: Features) -> list[Tensor]:
+        """Of scores, which are a row a key, the rows that both layers of a pair have: windows differ by layer."""
+        if self.feature is not scores or self.layers.draw:
+            return []
+        name = str(self.call)
+        pairs = zip(self.layers.student, self.layers.teacher)
+        return [student[name, s].mask & teacher[name, t].mask for s, t in pairs]
 
     def layer_weights(self, student: Features, teacher: Features, batch: Mapping[str, Tensor]) -> Tensor:
         grid = torch.zeros(len(self.layers.student), len(self.layers.teacher))

@@ -58,6 +58,12 @@ class Replacement(Labels):
                 f"student is {student.config.model_type}, width {models.student.width}, the teacher "
                 f"{teacher.config.model_type}, width {teacher.config.hidden_size}."
             )
+        if len(types := sorted(set(getattr(teacher.config, "layer_types", None) or ()))) > 1:
+            raise LimbeckError(
+                "replacement gives blocks of the teacher what the student's layer is given, its mask and positions; "
+                f"the layers of {student.config.model_type} are of several types ({', '.join(types)}). Use another "
+                "recipe for this family."
+            )
         ours, theirs = architectures.blocks(student), architectures.blocks(teacher.eval().requires_grad_(False))
         count, depth = len(ours), len(theirs)
         self.register_buffer("replaced", torch.zeros(count, dtype=torch.bool), persistent=False)
