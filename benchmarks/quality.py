@@ -1,6 +1,7 @@
 """How good every recipe is: recipes × tasks × seeds on one teacher a task, with equal steps, as a table and JSON.
 
     python benchmarks/quality.py --model MODEL --data glue/ --tasks rte,mrpc --layers 3 --results docs/results/NAME
+    python benchmarks/quality.py --model MODEL --train train-v1.1.json --eval dev-v1.1.json --recipes kd,lwd,ted …
 
 A teacher is fine-tuned for each task, then each recipe distils it with the same number of steps, batch and learning
 rate, so that recipes differ by method alone. A recipe of several stages shares the steps out among them as its own
@@ -43,8 +44,11 @@ def main() -> None:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="the pre-trained model the teachers start from")
-    parser.add_argument("--data", required=True, help="folder of GLUE's TSV files")
+    parser.add_argument("--data", help="folder of GLUE's TSV files")
     parser.add_argument("--tasks", type=words, default=["rte", "mrpc"])
+    parser.add_argument("--train", help="a file of any kind of task, in place of --data and --tasks")
+    parser.add_argument("--eval", help="the file to score on, which goes with --train")
+    parser.add_argument("--max-length", type=int)
     parser.add_argument("--recipes", type=words, help="default: every shipped recipe and pkd:last")
     parser.add_argument("--seeds", type=lambda text: [int(seed) for seed in words(text)], default=[1, 2, 3])
     parser.add_argument("--teacher-seed", type=int, default=42)
@@ -56,6 +60,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--work", default="runs/quality", help="where the run folders go")
     parser.add_argument("--results", required=True, help="writes RESULTS.json and RESULTS.md")
     args = parser.parse_args()
+    if bool(args.data) == bool(args.train) or bool(args.train) != bool(args.eval):
+        parser.error("give --data with --tasks, or --train with --eval")
+    if args.train:
+        args.tasks = [Path(args.train).stem]
     if not args.recipes:
         from limbeck.recipe import shipped
 
@@ -72,9 +80,10 @@ def one(job: tuple) -> dict:
     import limbeck
 
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // args.workers))
-    same = alike("finetune" if recipe == "teacher" else recipe, task, args)
+    data = {"train": args.train, "eval": args.eval} if args.train else {"task": task, "data": args.data}
+    same = alike("finetune" if recipe == "teacher" else recipe, data.get("task"), args)
     common = {
-        "task": task, "data": args.data, "out": str(folder).replace(":", "-"), "seed": seed,
+        **data, "max_length": args.max_length, "out": str(folder).replace(":", "-"), "seed": seed,
         "resume": True, "quiet": True, "pace": limbeck.Pace(save_every=1e9),
     }  # fmt: skip
     if recipe in ("teacher", "finetune"):
@@ -86,7 +95,7 @@ def one(job: tuple) -> dict:
     return {"run": f"{recipe} {task} {seed}", "recipe": recipe, "task": task} | {k: run.scores[k] for k in kept}
 
 
-def alike(recipe: str, task: str, args: argparse.Namespace) -> list[str]:
+def alike(recipe: str, task: str | None, args: argparse.Namespace) -> list[str]:
     """What makes a recipe take as many steps as the others, of the same size."""
     from limbeck.recipe import resolve
 
@@ -106,8 +115,8 @@ def write(rows: list[dict], args: argparse.Namespace, seconds: float) -> str:
     from limbeck.run import environment
 
     rows.sort(key=lambda row: (row["task"], row["recipe"], row["seed"]))
-    settings = {k: v for k, v in vars(args).items() if k not in ("work", "results", "data", "model")}
-    settings["model"] = Path(args.model).name
+    settings = {k: v for k, v in vars(args).items() if k not in ("work", "results", "data")}
+    settings |= {k: Path(settings[k]).name for k in ("model", "train", "eval") if settings[k]}
     machine = {k: v for k, v in environment().items() if k != "command"}
     data = {"settings": settings, "environment": machine, "seconds": round(seconds), "rows": rows}
     target = Path(args.results)
