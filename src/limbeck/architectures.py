@@ -143,7 +143,16 @@ def family(model: PreTrainedModel) -> Family:
             "A new family is one entry in limbeck/architectures.py: the paths of its blocks, self-attention and head."
         )
     head = kinds.of(model).head
-    return replace(known, head=(head,), dense=head, output=head, activation="none", after="") if head else known
+    if not head or all(_has(model, path) for path in (known.dense, known.output)):  # ModernBERT's serves every kind
+        return known
+    return replace(known, head=(head,), dense=head, output=head, activation="none", after="")
+
+
+def _has(model: PreTrainedModel, path: str) -> bool:
+    place: Any = model
+    for name in path.split("."):
+        place = getattr(place, name, None)
+    return place is not None
 
 
 def auto_class(kind: kinds.Kind) -> Any:

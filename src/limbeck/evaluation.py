@@ -16,7 +16,7 @@ from limbeck.data.plan import bucket
 from limbeck.data.tasks import Task
 from limbeck.errors import LimbeckError, did_you_mean
 
-__all__ = ["agreement", "arguments", "evaluate", "evaluating", "measure", "predict", "retention"]
+__all__ = ["arguments", "evaluate", "evaluating", "measure", "predict", "retention"]
 
 
 def measure(task: Task, logits: np.ndarray, right: Any) -> dict[str, float]:
@@ -81,13 +81,6 @@ def evaluate(model: PreTrainedModel, encoded: Encoded, task: Task, **options: An
 def retention(student: float, teacher: float | None) -> float | None:
     """The student's score in percent of the teacher's; None without a teacher, or where it scores 0 or below."""
     return None if teacher is None or teacher <= 0 else 100 * student / teacher
-
-
-def agreement(student_logits: np.ndarray, teacher_logits: np.ndarray, task: Task, right: Any = None) -> float:
-    """Fidelity to the teacher: equal decisions in percent, or Pearson × 100 on a regression task."""
-    kind = kinds.KINDS[task.kind]
-    ours, theirs = (kind.decided(logits, task.labels, right) for logits in (student_logits, teacher_logits))
-    return 100 * kind.agreement(ours, theirs)
 
 
 @contextmanager

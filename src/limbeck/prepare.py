@@ -164,13 +164,18 @@ def _prepare(asked: Request) -> Prepared:
     notes += start.notes
     _check_depths(start.student, teacher)
     both = [model for model in (teacher, start.student) if model is not None]
-    longest = min(models.longest_input(model.config, tokenizer, asked.data.max_length) for model in both)
-    columns = {column for model in both for column in architectures.inputs(model)}
     kind = kinds.KINDS[corpus.task.kind]
-    train = encode(_training(corpus), tokenizer, columns, longest, kind)
-    if longest < asked.data.max_length and train.lengths.max() == longest:
+    wanted = kind.length if asked.data.max_length is None else asked.data.max_length
+    longest = min(models.longest_input(model.config, tokenizer, wanted) for model in both)
+    columns = {column for model in both for column in architectures.inputs(model)}
+
+    def encoded(split: Split) -> Encoded:
+        return encode(split, tokenizer, columns, longest, kind, stride=asked.data.stride)
+
+    train = encoded(_training(corpus))
+    if longest < wanted and train.lengths.max() == longest:
         notes.append(f"longer texts are cut at {longest} tokens, the most these models take")
-    evals = {name: encode(split, tokenizer, columns, longest, kind) for name, split in corpus.evals.items()}
+    evals = {name: encoded(split) for name, split in corpus.evals.items()}
     others = {}
     for index, stage in enumerate(recipe.stages):
         if stage.data:
