@@ -26,12 +26,16 @@ class Kind:
     head = ""  # the linear map over every token that predicts, from the whole model; empty: the family's classifier
     pipeline = "text-classification"  # what the hub calls it
     output = 'logits = model(**tokenizer("A sentence.", return_tensors="pt")).logits'  # how its models are asked
+    like = ""  # the kind whose models it takes, where it has none of its own
     per_token = False
+    vocabulary = False  # predicts words; logits of that many are never held whole, see vocabulary.py
+    labelled = True  # learns from labels beside the texts
     named = True  # labels have names
     classes = "classes"  # what those names are
     predicts = ""  # what is predicted, where it has no names
     columns: tuple[Columns, ...] = ()  # how files usually call theirs
     metrics: Mapping[str, Metric] = {}  # of predictions and what is right; 1 is perfect
+    lower: tuple[str, ...] = ()  # those of which less is better, given as they are: others are shown from 0 to 100
 
     # reading
 
@@ -81,6 +85,10 @@ class Kind:
     def logits(self, output: Any) -> "Tensor":
         """A model's predictions: `(batch, labels)`, or `(batch, positions, labels)`."""
         return output.logits
+
+    def targets(self, batch: Mapping[str, "Tensor"]) -> "Tensor | None":
+        """The labels of a batch, if it has any."""
+        return batch.get("labels")
 
     def counted(self, mask: "Tensor", labels: "Tensor | None") -> "Tensor":
         """Which rows of the predictions count; `labels` are those of the batch, if it has any."""
