@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from limbeck.data.columns import Columns, Table
-from limbeck.data.corpus import Split
+from limbeck.data.corpus import RunningText, Split
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,6 +27,7 @@ class Kind:
     pipeline = "text-classification"  # what the hub calls it
     output = 'logits = model(**tokenizer("A sentence.", return_tensors="pt")).logits'  # how its models are asked
     per_token = False
+    packed = False  # learns from running text, packed into blocks of tokens
     named = True  # labels have names
     classes = "classes"  # what those names are
     predicts = ""  # what is predicted, where it has no names
@@ -72,8 +73,9 @@ class Kind:
         """The token columns of some examples; `labels` among them where labels belong to tokens."""
         return tokenizer(split.text, split.text_pair, truncation="longest_first", **options)
 
-    def gold(self, split: Split, labels: np.ndarray | None, offsets: np.ndarray) -> Any:
-        """What predictions are scored against, where that is not a row an example; `labels` are those of tokens."""
+    def gold(self, split: Split | RunningText, labels: np.ndarray | None, offsets: np.ndarray) -> Any:
+        """What predictions are scored against, where that is not a row an example; `labels` are those of tokens: for
+        running text, the tokens themselves."""
         return None
 
     # learning
