@@ -198,6 +198,7 @@ def _compute(
 ) -> None:
     tokens = data.on(device)
     for chunk, length in batches:
+        tokens.fetch(chunk, length)
         batch = tokens.batch(torch.from_numpy(chunk).to(device), length)
         features = answer(**batch)
         real = batch["id"] != FILL

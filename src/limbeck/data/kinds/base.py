@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from limbeck.data.columns import Columns, Table
-from limbeck.data.corpus import Split
+from limbeck.data.corpus import RunningText, Split
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,6 +30,7 @@ class Kind:
     per_token = False
     vocabulary = False  # predicts words; logits of that many are never held whole, see vocabulary.py
     labelled = True  # learns from labels beside the texts
+    packed = False  # learns from running text, packed into blocks of tokens
     named = True  # labels have names
     classes = "classes"  # what those names are
     predicts = ""  # what is predicted, where it has no names
@@ -76,8 +77,9 @@ class Kind:
         """The token columns of some examples; `labels` among them where labels belong to tokens."""
         return tokenizer(split.text, split.text_pair, truncation="longest_first", **options)
 
-    def gold(self, split: Split, labels: np.ndarray | None, offsets: np.ndarray) -> Any:
-        """What predictions are scored against, where that is not a row an example; `labels` are those of tokens."""
+    def gold(self, split: Split | RunningText, labels: np.ndarray | None, offsets: np.ndarray) -> Any:
+        """What predictions are scored against, where that is not a row an example; `labels` are those of tokens: for
+        running text, the tokens themselves."""
         return None
 
     # learning
