@@ -20,6 +20,7 @@ from limbeck.report.tables import count
 
 def compare(names: list[str], data: DataSpec, predictions: Path | None = None) -> list[dict[str, Any]]:
     """A row a model: scores of every split, size, milliseconds a forward (taken in turns), agreement with the first."""
+    data = models.with_kind(data, names[0])
     corpus = load(data, train=False)
     kind = KINDS[corpus.task.kind]
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -30,6 +31,8 @@ def compare(names: list[str], data: DataSpec, predictions: Path | None = None) -
     for name, model in loaded.items():
         models.check_kind(model, corpus.task, name)
         tokenizer = models.load_tokenizer(name)
+        if kind.vocabulary and name != names[0]:
+            models.check_vocabulary(models.load_tokenizer(names[0]), name, model.config)
         models.adopt_padding(model, tokenizer)
         aligned, _ = align(corpus, dict(enumerate(models.label_names(model))), name)
         labels = aligned.task.labels

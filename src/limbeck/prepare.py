@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from limbeck import architectures, models
 from limbeck.data import kinds
 from limbeck.data.alignment import align
-from limbeck.data.corpus import Corpus, Split
+from limbeck.data.corpus import Corpus, RunningText, Split
 from limbeck.data.encoding import Encoded, encode
 from limbeck.data.loading import load, load_inputs
 from limbeck.data.mixing import Mixup
@@ -28,6 +28,7 @@ from limbeck.initialisers import start_student
 from limbeck.objectives import CoTraining, Labels, Match, NamedAligner, Probe, build
 from limbeck.recipe import Recipe, Stage, resolve, supplemented
 from limbeck.spec import allowing, parse
+from limbeck.vocabulary import shaping
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,7 @@ def request(
     """Resolve the recipe for the task, with every fault reported at once."""
     if seed < 0:
         raise LimbeckError(f"--seed {seed} must be 0 or more.")
+    data = models.with_kind(data, teacher or student)
     with allowing(allow_code):
         resolved = resolve(recipe, task=data.task_name, overrides=set)
         if data.supplement:
@@ -164,12 +166,14 @@ def _prepare(asked: Request) -> Prepared:
     notes += start.notes
     _check_depths(start.student, teacher)
     both = [model for model in (teacher, start.student) if model is not None]
+    odd = {type(model).__name__ for model in both if kinds.of(model).vocabulary and shaping(model) is None}
+    notes += [f"what {name} does to its logits is not known: they are held whole, which takes memory" for name in odd]
     kind = kinds.KINDS[corpus.task.kind]
     wanted = kind.length if asked.data.max_length is None else asked.data.max_length
     longest = min(models.longest_input(model.config, tokenizer, wanted) for model in both)
     columns = {column for model in both for column in architectures.inputs(model)}
 
-    def encoded(split: Split) -> Encoded:
+    def encoded(split: Split | RunningText) -> Encoded:
         return encode(split, tokenizer, columns, longest, kind, stride=asked.data.stride)
 
     train = encoded(_training(corpus))
@@ -277,7 +281,8 @@ def fingerprint(*splits: Encoded) -> str:
     for data in splits:
         digest.update(data.offsets.tobytes())
         for name in sorted(data.columns):
-            digest.update(name.encode() + data.columns[name].tobytes())
+            digest.update(name.encode())
+            digest.update(memoryview(data.columns[name]))  # type: ignore[arg-type] -- may be mapped, so not copied
         if data.labels is not None:
             digest.update(data.labels.tobytes())
     return digest.hexdigest()[:16]
@@ -344,7 +349,7 @@ def _check_data(recipe: Recipe, labelled: list[bool]) -> None:
             )
 
 
-def _training(corpus: Corpus) -> Split:
+def _training(corpus: Corpus) -> Split | RunningText:
     if corpus.train is None:
         raise LimbeckError("there is nothing to train on: give --train FILE, or --task NAME --data FOLDER.")
     return corpus.train

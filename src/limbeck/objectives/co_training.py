@@ -7,9 +7,16 @@ import torch
 from torch import Tensor
 
 from limbeck.errors import LimbeckError
-from limbeck.features import LOGITS, Rows
+from limbeck.features import LOGITS
 from limbeck.objectives.base import Models, NamedAligner, Read
-from limbeck.objectives.predictions import Logits, cross_entropy, from_labels, from_teacher, squared_error
+from limbeck.objectives.predictions import (
+    Logits,
+    cross_entropy,
+    from_labels,
+    from_teacher,
+    labels_of,
+    squared_error,
+)
 from limbeck.spec import Call, number
 from limbeck.taps import Features, Tap
 
@@ -48,16 +55,13 @@ class CoTraining(Logits):
         return {Read("student", "logits", LOGITS)}
 
     def forward(self, student: Features, teacher: Features, batch: Mapping[str, Tensor]) -> Tensor:
-        ours, labels = student["logits", LOGITS], batch["labels"]
-        with torch.autocast(labels.device.type, torch.bfloat16, enabled=labels.is_cuda):
+        ours, labels = student["logits", LOGITS], labels_of(self.kind, batch)
+        with torch.autocast(ours.mask.device.type, torch.bfloat16, enabled=ours.mask.is_cuda):
             theirs = self.tap(**batch)["logits", LOGITS]
-        drawn = from_teacher(self.distance, self.kind, theirs, _given(ours), labels)
-        taught = (1 - self.share) * from_labels(self.loss, self.kind, theirs, labels) + self.share * drawn
-        return from_teacher(self.distance, self.kind, ours, _given(theirs), labels) + taught
+        drawn = from_teacher(self.distance, self.kind, theirs, ours, labels)
+        learnt = from_labels(self.loss, self.kind, theirs, labels)
+        taught = (1 - self.share) * learnt + self.share * drawn
+        return from_teacher(self.distance, self.kind, ours, theirs, labels) + taught
 
     def finish(self) -> None:
         self._given[0].load_state_dict(self.teacher.state_dict())
-
-
-def _given(rows: Rows) -> Rows:
-    return Rows(rows.values.detach(), rows.mask)

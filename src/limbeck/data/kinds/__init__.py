@@ -3,7 +3,9 @@
 from typing import Any
 
 from limbeck.data.kinds.base import IGNORE, Kind
+from limbeck.data.kinds.causal_lm import CausalLM
 from limbeck.data.kinds.classification import Classification
+from limbeck.data.kinds.lambada import Lambada
 from limbeck.data.kinds.multi_label import MultiLabel
 from limbeck.data.kinds.question_answering import QuestionAnswering
 from limbeck.data.kinds.regression import Regression
@@ -13,7 +15,16 @@ from limbeck.errors import LimbeckError, did_you_mean
 __all__ = ["IGNORE", "KINDS", "Kind", "declared", "find_kind", "of"]
 
 KINDS: dict[str, Kind] = {
-    kind.name: kind for kind in (Classification(), Regression(), MultiLabel(), Tagging(), QuestionAnswering())
+    kind.name: kind
+    for kind in (
+        Classification(),
+        Regression(),
+        MultiLabel(),
+        Tagging(),
+        QuestionAnswering(),
+        CausalLM(),
+        Lambada(),
+    )
 }
 
 
