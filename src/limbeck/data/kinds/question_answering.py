@@ -31,7 +31,7 @@ class Answers(NamedTuple):
     def spans(self, context: str) -> list[tuple[int, int]]:
         """The characters of those that stand where the file says."""
         found = zip(self.texts, self.starts, strict=True)
-        return [(start, start + len(text)) for text, start in found if text and context.startswith(text, start)]
+        return [(start, start + len(text)) for text, start in found if start >= 0 and context.startswith(text, start)]
 
 
 class Asked(NamedTuple):
@@ -73,9 +73,9 @@ class QuestionAnswering(Kind):
     columns = (Columns("question", "context", "answers"),)
     metrics = {  # noqa: RUF012
         "f1": squad.f1,
-        "exact_match": squad.exact_match,
+        "exact": squad.exact,
         "has_answer_f1": squad.has_answer_f1,
-        "has_answer_exact_match": squad.has_answer_exact_match,
+        "has_answer_exact": squad.has_answer_exact,
         "no_answer": squad.no_answer,
     }
 
@@ -116,7 +116,7 @@ class QuestionAnswering(Kind):
         return np.fromiter(values, dtype=object, count=len(values))
 
     def usual_metrics(self, names: Sequence[str], values: Sequence) -> tuple[str, ...]:
-        return tuple(self.metrics) if any(not answers.texts for answers in values) else ("f1", "exact_match")
+        return tuple(self.metrics) if any(not answers.texts for answers in values) else ("f1", "exact")
 
     def settings(self, names: Sequence[str]) -> dict[str, Any]:
         return {"num_labels": 2, "problem_type": None}
@@ -187,7 +187,7 @@ class QuestionAnswering(Kind):
         return [{"id": answers.id, "prediction": text} for answers, text in zip(right.answers, found, strict=True)]
 
     def agreement(self, ours: Sequence[str], theirs: Sequence[str]) -> float:
-        return squad.exact_match(ours, [(text,) for text in theirs])
+        return squad.exact(ours, [(text,) for text in theirs])
 
 
 def _answers(value: Any, name: str, place: str) -> Answers:
@@ -197,7 +197,8 @@ def _answers(value: Any, name: str, place: str) -> Answers:
             pairs = list(zip(value["text"], value["answer_start"], strict=True))
         else:
             pairs = [(one["text"], one["answer_start"]) for one in value]
-        return Answers(name, tuple(str(text) for text, _ in pairs), tuple(int(start) for _, start in pairs))
+        pairs = [(str(text), int(start)) for text, start in pairs if text]
+        return Answers(name, tuple(text for text, _ in pairs), tuple(start for _, start in pairs))
     except (KeyError, TypeError, ValueError) as error:
         raise LimbeckError(
             f'{place} has no answers that can be read ({error}). Answers are {{"text": ["a fox"], "answer_start": '
