@@ -42,7 +42,7 @@ class Family:
     projections: tuple[str, str, str] | None = None
     bias: str = ""
     convolution: str = ""  # what some models put between the first block and the second, from the base model
-    relative: str = ""  # the method that makes relative positions with copies from the host, from the base model
+    relative: str = ""  # the method that makes relative positions, for some versions on the host, from the base model
 
 
 BERT = Family(
@@ -77,7 +77,13 @@ FAMILIES = {
         output="classifier",
         activation="relu",
     ),
-    "mpnet": replace(ROBERTA, attention="attention.attn", projections=("q", "k", "v"), bias="position_bias"),
+    "mpnet": replace(
+        ROBERTA,
+        attention="attention.attn",
+        projections=("q", "k", "v"),
+        bias="position_bias",
+        relative="encoder.relative_position_bucket",
+    ),
     "deberta-v2": replace(
         BERT,
         head=("pooler", "classifier"),

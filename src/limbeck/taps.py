@@ -61,7 +61,7 @@ class Tap:
         self.attentions = self._turns(architectures.self_attention, self.attention)
         taken = inspect.signature(self.runs.forward).parameters
         self.options = {"use_cache": False} if "use_cache" in taken else {}
-        self.relative: dict[tuple[int, torch.device], Tensor] = {}
+        self.relative: dict[tuple[int, torch.device], Tensor | None] = {}
 
     def _site(self, name: str) -> str:
         return self.features[name].func.site
@@ -191,12 +191,13 @@ class Tap:
 
     @contextmanager
     def _attending(self) -> Iterator[None]:
-        """Have the model attend by our implementation, where it attends by SDPA or its attention is read."""
+        """Have the model attend by our implementation, where it attends by SDPA, caps its scores, or is read."""
         config = self.model.config
         native = config._attn_implementation
         interface = architectures.family(self.model).projections is None
-        if interface and (self.attention or native == "sdpa"):
-            config._attn_implementation = TAPPED if self.attention else IMPLEMENTATION
+        tapped = self.attention or architectures.attending(config)
+        if interface and (tapped or native == "sdpa"):
+            config._attn_implementation = TAPPED if tapped else IMPLEMENTATION
         try:
             yield
         finally:
@@ -212,10 +213,11 @@ class Tap:
         owner = self.runs.base_model.get_submodule(place)  # type: ignore[union-attr]
         make = getattr(owner, name)
 
-        def once(states: Tensor, *more: Any) -> Tensor:
-            key = (states.shape[1], states.device)
+        def once(states: Tensor, *more: Any, **options: Any) -> Tensor | None:
+            key = (states.shape[1], self.model.device)
             if key not in self.relative:
-                self.relative[key] = make(states, *more)
+                found = make(states, *more, **options)
+                self.relative[key] = found if found is None else found.to(self.model.device)
             return self.relative[key]
 
         setattr(owner, name, once)
