@@ -112,6 +112,7 @@ FAMILIES = {
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"), LLAMA),
 }
 Pooling = Literal["first", "last", "mean"]
+ONE_MAP = "one linear map"
 WIDE = "limbeck-"  # before the model type of a family's classifiers whose head is wider than their states
 for config_class, model_class in wide_head.CLASSES.items():
     AutoConfig.register(config_class.model_type, config_class)
@@ -240,7 +241,7 @@ def classifier_form(model: PreTrainedModel) -> str:
     """What the classifier computes, in words."""
     known = family(model)
     if known.dense == known.output:
-        return "one linear map"
+        return ONE_MAP
     name = getattr(model.config, known.activation, known.activation)
     return f"a {name}{' and a norm' if known.after else ''} between two linear maps"
 

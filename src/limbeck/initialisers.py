@@ -85,8 +85,14 @@ def classifier(start: Start, *, frozen: bool = False, project: bool = False) -> 
             f"the teacher's classifier predicts {teacher.config.num_labels} labels and the student is to predict "
             f"{student.config.num_labels}: it does not fit. Give a teacher of this task."
         )
+    narrower = student.config.hidden_size != teacher.config.hidden_size
     if of(student).vocabulary:
         reused = _take_words(student, teacher, project)
+    elif narrower and of(student).per_token and ours != architectures.ONE_MAP:
+        raise LimbeckError(
+            f"the teacher's head is {theirs}, over every token: under a narrower student it would be wider than any "
+            "model of transformers has it. Give a student of the teacher's width, or leave classifier out of init."
+        )
     else:
         reused = projector.take_over(student, teacher, project=project)
     start.fresh_classifier = False

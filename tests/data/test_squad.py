@@ -83,7 +83,7 @@ def test_the_hubs_tables(tmp_path):
     ]
     rows = [{"question": "Who?", "context": CONTEXT, "answers": one} for one in answers]
     corpus = load(DataSpec(eval=write_jsonl(tmp_path / "x.jsonl", rows)), train=False)
-    assert corpus.task.metrics == ("f1", "exact_match")
+    assert corpus.task.metrics == ("f1", "exact")
     assert corpus.evals["dev"].labels.tolist() == [
         Answers("0", ("fox", "The fox"), (4, 0)),
         Answers("1", ("May",), (12,)),
@@ -277,7 +277,7 @@ def test_answers_have_the_ids_of_the_file(tmp_path, tokenizer):
 )
 def test_scores_of_an_answer(found, right, f1, exact):
     assert squad.f1([found], [right]) == pytest.approx(f1)
-    assert squad.exact_match([found], [right]) == exact
+    assert squad.exact([found], [right]) == exact
 
 
 def official(found, right):
@@ -310,14 +310,14 @@ def test_scores_by_another_way():
     assert right[0] == ("",)
     assert all(squad.plain(one) for texts in right for one in texts if texts != ("",))
     exact, f1 = np.mean([official(*pair) for pair in zip(found, right, strict=True)], axis=0)
-    assert squad.exact_match(found, right) == pytest.approx(exact)
+    assert squad.exact(found, right) == pytest.approx(exact)
     assert squad.f1(found, right) == pytest.approx(f1)
     there = [texts != ("",) for texts in right]
     parts = {
         side: np.mean([official(f, r) for f, r, t in zip(found, right, there) if t == side], axis=0)
         for side in (True, False)
     }
-    assert squad.has_answer_exact_match(found, right) == pytest.approx(parts[True][0])
+    assert squad.has_answer_exact(found, right) == pytest.approx(parts[True][0])
     assert squad.has_answer_f1(found, right) == pytest.approx(parts[True][1])
     assert squad.no_answer(found, right) == pytest.approx(parts[False][0]) == pytest.approx(parts[False][1])
 

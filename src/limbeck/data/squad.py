@@ -39,7 +39,7 @@ def f1(predictions: Sequence[str], right: Sequence[Texts]) -> float:
     return _mean([max(_overlap(found, text) for text in texts) for found, texts in zip(predictions, right)])
 
 
-def exact_match(predictions: Sequence[str], right: Sequence[Texts]) -> float:
+def exact(predictions: Sequence[str], right: Sequence[Texts]) -> float:
     """The share of answers that are right, but for case, punctuation, articles and spaces."""
     return _mean([plain(found) in map(plain, texts) for found, texts in zip(predictions, right)])
 
@@ -49,14 +49,14 @@ def has_answer_f1(predictions: Sequence[str], right: Sequence[Texts]) -> float:
     return f1(*_among(predictions, right, answered=True))
 
 
-def has_answer_exact_match(predictions: Sequence[str], right: Sequence[Texts]) -> float:
+def has_answer_exact(predictions: Sequence[str], right: Sequence[Texts]) -> float:
     """Exact match of the questions whose context has an answer."""
-    return exact_match(*_among(predictions, right, answered=True))
+    return exact(*_among(predictions, right, answered=True))
 
 
 def no_answer(predictions: Sequence[str], right: Sequence[Texts]) -> float:
     """The share left unanswered of the questions whose context has no answer; their F1 and exact match."""
-    return exact_match(*_among(predictions, right, answered=False))
+    return exact(*_among(predictions, right, answered=False))
 
 
 @lru_cache(maxsize=2**16)

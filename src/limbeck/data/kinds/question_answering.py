@@ -73,9 +73,9 @@ class QuestionAnswering(Kind):
     columns = (Columns("question", "context", "answers"),)
     metrics = {  # noqa: RUF012
         "f1": squad.f1,
-        "exact_match": squad.exact_match,
+        "exact": squad.exact,
         "has_answer_f1": squad.has_answer_f1,
-        "has_answer_exact_match": squad.has_answer_exact_match,
+        "has_answer_exact": squad.has_answer_exact,
         "no_answer": squad.no_answer,
     }
 
@@ -116,7 +116,7 @@ class QuestionAnswering(Kind):
         return np.fromiter(values, dtype=object, count=len(values))
 
     def usual_metrics(self, names: Sequence[str], values: Sequence) -> tuple[str, ...]:
-        return tuple(self.metrics) if any(not answers.texts for answers in values) else ("f1", "exact_match")
+        return tuple(self.metrics) if any(not answers.texts for answers in values) else ("f1", "exact")
 
     def settings(self, names: Sequence[str]) -> dict[str, Any]:
         return {"num_labels": 2, "problem_type": None}
@@ -187,7 +187,7 @@ class QuestionAnswering(Kind):
         return [{"id": answers.id, "prediction": text} for answers, text in zip(right.answers, found, strict=True)]
 
     def agreement(self, ours: Sequence[str], theirs: Sequence[str]) -> float:
-        return squad.exact_match(ours, [(text,) for text in theirs])
+        return squad.exact(ours, [(text,) for text in theirs])
 
 
 def _answers(value: Any, name: str, place: str) -> Answers:
