@@ -79,7 +79,7 @@ def test_squads_own_layout(tmp_path):
 def test_the_hubs_tables(tmp_path):
     answers = [
         {"text": ["fox", "The fox"], "answer_start": [4, 0]},
-        {"text": ["May"], "answer_start": [12]},
+        {"text": ["May", ""], "answer_start": [12, 0]},
     ]
     rows = [{"question": "Who?", "context": CONTEXT, "answers": one} for one in answers]
     corpus = load(DataSpec(eval=write_jsonl(tmp_path / "x.jsonl", rows)), train=False)

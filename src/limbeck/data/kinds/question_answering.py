@@ -31,7 +31,7 @@ class Answers(NamedTuple):
     def spans(self, context: str) -> list[tuple[int, int]]:
         """The characters of those that stand where the file says."""
         found = zip(self.texts, self.starts, strict=True)
-        return [(start, start + len(text)) for text, start in found if text and context.startswith(text, start)]
+        return [(start, start + len(text)) for text, start in found if start >= 0 and context.startswith(text, start)]
 
 
 class Asked(NamedTuple):
@@ -197,7 +197,8 @@ def _answers(value: Any, name: str, place: str) -> Answers:
             pairs = list(zip(value["text"], value["answer_start"], strict=True))
         else:
             pairs = [(one["text"], one["answer_start"]) for one in value]
-        return Answers(name, tuple(str(text) for text, _ in pairs), tuple(int(start) for _, start in pairs))
+        pairs = [(str(text), int(start)) for text, start in pairs if text]
+        return Answers(name, tuple(text for text, _ in pairs), tuple(start for _, start in pairs))
     except (KeyError, TypeError, ValueError) as error:
         raise LimbeckError(
             f'{place} has no answers that can be read ({error}). Answers are {{"text": ["a fox"], "answer_start": '
