@@ -176,10 +176,10 @@ def _prepare(asked: Request) -> Prepared:
     def encoded(split: Split | RunningText) -> Encoded:
         return encode(split, tokenizer, columns, longest, kind, stride=asked.data.stride)
 
-    source = _training(corpus)
-    train = encoded(source)
-    if isinstance(source, Split) and len(train) > len(source):
-        notes.append(f"train: {len(source)} examples make {len(train)} windows of at most {longest} tokens")
+    texts = _training(corpus)
+    train = encoded(texts)
+    if isinstance(texts, Split) and len(train) > len(texts):
+        notes.append(f"train: {len(texts)} examples make {len(train)} windows of at most {longest} tokens")
     if longest < wanted and train.lengths.max() == longest:
         notes.append(f"longer texts are cut at {longest} tokens, the most these models take")
     evals = {name: encoded(split) for name, split in corpus.evals.items()}
