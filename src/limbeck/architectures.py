@@ -142,6 +142,8 @@ def family(model: PreTrainedModel) -> Family:
             f"Known: {', '.join(sorted(FAMILIES))}, and what is laid out as Llama is. "
             "A new family is one entry in limbeck/architectures.py: the paths of its blocks, self-attention and head."
         )
+    if kinds.of(model).bare:
+        return replace(known, head=(), dense="", output="")
     head = kinds.of(model).head
     return replace(known, head=(head,), dense=head, output=head, activation="none", after="") if head else known
 
@@ -157,6 +159,7 @@ def _like_llama(model: PreTrainedModel) -> Family | None:
     base = model.base_model
     lists = [(name, list(m)) for name, m in base.named_children() if isinstance(m, nn.ModuleList) and len(m)]
     outputs = [name for name, m in model.named_children() if m is not base and isinstance(m, nn.Linear)]
+    outputs = [""] if base is model else outputs
     norms = [name for name, m in base.named_children() if "Norm" in type(m).__name__]
     tables = tuple(name for name, m in base.named_children() if isinstance(m, nn.Embedding))
     once = all(len(found) == 1 for found in (lists, outputs, norms, tables))
@@ -217,6 +220,11 @@ def scaling(attention: nn.Module, size: int) -> float:
     return (size * products) ** -0.5
 
 
+def base_path(model: PreTrainedModel) -> str:
+    """Where the base model stands in the whole one: the beginning of its weights' names."""
+    return "" if model.base_model is model else f"{model.base_model_prefix}."
+
+
 def head(model: PreTrainedModel) -> dict[str, nn.Module]:
     """Pooler and classifier, by name."""
     return {name: model.get_submodule(name) for name in family(model).head}
@@ -269,13 +277,13 @@ def _linear(module: nn.Module) -> nn.Linear:
 
 def shape(model: PreTrainedModel) -> Shape:
     """The model's depth, width, heads and labels, and what its classifier reads."""
-    config = model.config
+    config, bare = model.config, not family(model).output
     return Shape(
         len(blocks(model)),
         config.hidden_size,
         config.num_attention_heads,
-        config.num_labels or 0,
-        dense_map(model).in_features,
+        0 if bare else config.num_labels or 0,
+        config.hidden_size if bare else dense_map(model).in_features,
     )
 
 

@@ -16,6 +16,7 @@ from limbeck.data.encoding import encode
 from limbeck.data.kinds import KINDS
 from limbeck.data.loading import load
 from limbeck.data.spec import DataSpec
+from limbeck.errors import LimbeckError
 from limbeck.folder import write_text
 from limbeck.report.tables import count
 
@@ -24,6 +25,10 @@ def compare(names: list[str], data: DataSpec, predictions: Path | None = None) -
     """A row a model: scores of every split, size, milliseconds a forward (taken in turns), agreement with the first."""
     corpus = load(data, train=False)
     kind = KINDS[corpus.task.kind]
+    if kind.bare:
+        raise LimbeckError(
+            "models without a head predict nothing that could be scored. Fine-tune them on a task, then evaluate."
+        )
     device = "cuda" if torch.cuda.is_available() else "cpu"
     rows, answers = [], []
     loaded = {name: models.load_model(name).to(device) for name in names}  # type: ignore[arg-type]

@@ -44,9 +44,11 @@ def config_of(name: str) -> PretrainedConfig:
 
 
 def load_model(name: str, task: Task | None = None) -> PreTrainedModel:
-    """A classifier, its weights in fp32. Where the checkpoint has none, `task` says what a fresh one predicts."""
+    """A classifier, its weights in fp32. Where the checkpoint has none, `task` says what a fresh one predicts; for
+    running text, a model without one."""
     config = config_of(name)
-    own = _kind_of(config)
+    wanted = KINDS[task.kind] if task else KINDS["classification"]
+    own = wanted if wanted.bare else _kind_of(config)
     fresh = own is None
     if fresh and task is None:
         raise LimbeckError(
@@ -57,7 +59,7 @@ def load_model(name: str, task: Task | None = None) -> PreTrainedModel:
 
     def read(place: str) -> PreTrainedModel:
         # A half-precision file would otherwise be trained in half precision, and learn nothing.
-        return architectures.auto_class(own or KINDS[task.kind if task else "classification"]).from_pretrained(
+        return architectures.auto_class(own or wanted).from_pretrained(
             place, dtype=torch.float32, use_safetensors=True, trust_remote_code=False, **labels
         )
 

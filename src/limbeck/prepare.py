@@ -26,7 +26,7 @@ from limbeck.engine.world import seed_for
 from limbeck.errors import LimbeckError
 from limbeck.initialisers import start_student
 from limbeck.objectives import CoTraining, Labels, Match, NamedAligner, Probe, build
-from limbeck.recipe import Recipe, Stage, resolve, supplemented
+from limbeck.recipe import Recipe, Stage, layers_alone, resolve, supplemented
 from limbeck.spec import allowing, parse
 
 
@@ -42,6 +42,7 @@ class Request:
     width: int | None = None
     seed: int = 42
     allow_code: bool = False
+    left_out: tuple[str, ...] = ()  # lines that say what of the recipe the data have no use for
 
     def plain(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -119,7 +120,10 @@ def request(
         resolved = resolve(recipe, task=data.task_name, overrides=set)
         if data.supplement:
             resolved = supplemented(resolved, data.supplement)
-    return Request(resolved, data, teacher, student, layers, width, seed, allow_code)
+        left_out: list[str] = []
+        if data.kind is not None and kinds.find_kind(data.kind).bare:
+            resolved, left_out = layers_alone(resolved)
+    return Request(resolved, data, teacher, student, layers, width, seed, allow_code, tuple(left_out))
 
 
 def prepare(asked: Request) -> Prepared:
@@ -129,7 +133,7 @@ def prepare(asked: Request) -> Prepared:
 
 
 def _prepare(asked: Request) -> Prepared:
-    recipe, notes = asked.recipe, []
+    recipe, notes = asked.recipe, [*asked.left_out]
     declared = [{n: build(o, recipe.aligners) for n, o in stage.objectives.items()} for stage in recipe.stages]
     labelled = [any(isinstance(o, Labels | Probe) and not o.idle for o in stage.values()) for stage in declared]
     _check_data(recipe, labelled)
@@ -285,7 +289,7 @@ def _teacher(asked: Request, task: Task, trains: bool) -> PreTrainedModel | None
         return None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(asked.seed)
-        return models.load_model(asked.teacher, task if trains else None)
+        return models.load_model(asked.teacher, task if trains or kinds.KINDS[task.kind].bare else None)
 
 
 def _models_agree(
@@ -299,7 +303,7 @@ def _models_agree(
     if teacher is not None:
         models.check_kind(teacher, corpus.task, f"teacher {asked.teacher}")
         corpus, said = align(corpus, dict(enumerate(models.label_names(teacher))), f"teacher {asked.teacher}")
-        notes.append(said)
+        notes += [] if kinds.KINDS[corpus.task.kind].packed else [said]
         if asked.student is None:
             return corpus, teacher
     name = asked.student or ""

@@ -7,11 +7,12 @@ from limbeck.data.kinds.classification import Classification
 from limbeck.data.kinds.multi_label import MultiLabel
 from limbeck.data.kinds.regression import Regression
 from limbeck.data.kinds.tagging import Tagging
+from limbeck.data.kinds.text import Text
 from limbeck.errors import LimbeckError, did_you_mean
 
 __all__ = ["IGNORE", "KINDS", "Kind", "declared", "find_kind", "of"]
 
-KINDS: dict[str, Kind] = {kind.name: kind for kind in (Classification(), Regression(), MultiLabel(), Tagging())}
+KINDS: dict[str, Kind] = {kind.name: kind for kind in (Classification(), Regression(), MultiLabel(), Tagging(), Text())}
 
 
 def find_kind(name: str) -> Kind:
@@ -25,6 +26,8 @@ def find_kind(name: str) -> Kind:
 
 def of(model: Any) -> Kind:
     """The kind of task a model is for, by its class and configuration."""
+    if model.base_model is model:
+        return KINDS["text"]
     return declared(type(model).__name__, model.config) or KINDS["classification"]
 
 

@@ -27,12 +27,14 @@ class Kind:
     pipeline = "text-classification"  # what the hub calls it
     output = 'logits = model(**tokenizer("A sentence.", return_tensors="pt")).logits'  # how its models are asked
     per_token = False
+    bare = False  # its models have no head
     packed = False  # learns from running text, packed into blocks of tokens
     named = True  # labels have names
     classes = "classes"  # what those names are
     predicts = ""  # what is predicted, where it has no names
     columns: tuple[Columns, ...] = ()  # how files usually call theirs
     metrics: Mapping[str, Metric] = {}  # of predictions and what is right; 1 is perfect
+    lower: tuple[str, ...] = ()  # those of which less is better, given as they are: others are shown from 0 to 100
 
     # reading
 
