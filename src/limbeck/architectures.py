@@ -282,7 +282,7 @@ def shape(model: PreTrainedModel) -> Shape:
         len(blocks(model)),
         config.hidden_size,
         config.num_attention_heads,
-        0 if bare else config.num_labels or 0,
+        0 if bare else output_map(model).out_features,
         config.hidden_size if bare else dense_map(model).in_features,
     )
 
@@ -324,6 +324,23 @@ def cut_short(model: PreTrainedModel, depth: int) -> PreTrainedModel:
     view = _shallow(model)
     view._modules[model.base_model_prefix] = view.__dict__["forward"] = shortened(model, depth)
     return view
+
+
+def handing_on(model: PreTrainedModel) -> tuple[PreTrainedModel, nn.Module]:
+    """The model without its output map; and what stands there instead, which is given what the map would be given."""
+    view = inner = _shallow(model)
+    *containers, last = family(model).output.split(".")
+    for name in containers:
+        inner._modules[name] = inner = _shallow(inner.get_submodule(name))
+    inner._modules[last] = aside = _Aside()
+    return view, aside
+
+
+class _Aside(nn.Module):
+    """Stands where an output map stood: gives one column, for the model to scale or bend in vain."""
+
+    def forward(self, states: Tensor) -> Tensor:
+        return states[..., :1]
 
 
 def copied_blocks(model: PreTrainedModel, first: int, last: int) -> nn.Module:

@@ -116,6 +116,7 @@ def request(
     """Resolve the recipe for the task, with every fault reported at once."""
     if seed < 0:
         raise LimbeckError(f"--seed {seed} must be 0 or more.")
+    data = models.with_kind(data, teacher or student)
     with allowing(allow_code):
         resolved = resolve(recipe, task=data.task_name, overrides=set)
         if data.supplement:

@@ -22,8 +22,9 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from limbeck import architectures
 from limbeck.data import kinds
 from limbeck.data.mixing import mix
-from limbeck.features import FEATURES, Attention, Rows, Seen
+from limbeck.features import FEATURES, LOGITS, Attention, Rows, Seen
 from limbeck.spec import bind, parse
+from limbeck.vocabulary import Predictor, Shaping, shaping
 
 Site = tuple[str, int]  # a feature, as a call string, and a layer
 Features = dict[Site, Rows]
@@ -51,7 +52,11 @@ class Tap:
         self.whole = any(self._site(name) == "logits" for name, _ in self.sites)
         # Layer 0 is what block 1 takes.
         self.depth = depth if self.whole or self.final else max(self.hidden | self.attention | {1})
+        self.shaping = shaping(model) if self.whole and self.kind.vocabulary else None
+        self.output: nn.Module | None = None  # what is given the states that logits are made of, where it makes none
         self.runs = model if self.whole else architectures.cut_short(model, self.depth)
+        if self.shaping is not None:
+            self.runs, self.output = architectures.handing_on(model)
         self.givers = self._turns(architectures.giver, self.hidden)
         self.attentions = self._turns(architectures.self_attention, self.attention)
         taken = inspect.signature(self.runs.forward).parameters
@@ -81,11 +86,12 @@ class Tap:
             if "partner" in batch:
                 attached.enter_context(self._mix_embeddings(batch))  # first, so that layer 0 is seen mixed
             attached.enter_context(self._watch_hidden(seen))
+            attached.enter_context(self._watch_output(seen))
             attached.enter_context(self._watch_attention(seen))
             attached.enter_context(self._attending())
             attached.enter_context(self._placing())
             output = self.runs(**{name: batch[name] for name in self.columns if name in batch}, **self.options)
-        if self.whole:
+        if self.whole and self.output is None:
             seen.logits = self.kind.logits(output)
         if self.final and self.norm is None:
             seen.final = seen.hidden[self.depth]
@@ -135,6 +141,29 @@ class Tap:
         finally:
             for handle in handles:
                 handle.remove()
+
+    @contextmanager
+    def _watch_output(self, seen: Seen) -> Iterator[None]:
+        """Keep what a language model's logits are made of, instead of logits."""
+
+        def keep(_: nn.Module, args: tuple[Tensor]) -> None:
+            seen.logits = self.predictor(args[0])
+
+        hook = self.output.register_forward_pre_hook(keep) if self.output is not None else None
+        try:
+            yield
+        finally:
+            if hook is not None:
+                hook.remove()
+
+    def words(self, site: Site) -> bool:
+        """Whether a site's values are predictions of words, yet to be made."""
+        return self.output is not None and site == ("logits", LOGITS)
+
+    def predictor(self, states: Tensor) -> Predictor:
+        """Logits of these last states, yet to be made, by the weights the model has now."""
+        made_by = architectures.output_map(self.model)
+        return Predictor(states, made_by.weight, made_by.bias, *(self.shaping or Shaping()))
 
     @contextmanager
     def _watch_attention(self, seen: Seen) -> Iterator[None]:

@@ -104,7 +104,7 @@ def encode(
     Token types come from here even if the tokenizer leaves them out by default, since the other model may read them.
     A pair that is too long loses tokens of its longer text.
     """
-    _check(tokenizer, max_length)
+    _check(tokenizer, max_length, kind)
     if isinstance(split, RunningText):
         return _packed(split, tokenizer, max_length, kind)
     wanted = set(columns)
@@ -131,7 +131,7 @@ def encode(
         columns=whole,
         offsets=offsets,
         labels=None if kind.per_token else split.labels,
-        pads={name: pads.get(name, tokenizer.pad_token_id) for name in flat},
+        pads={name: pads.get(name, _padding(tokenizer)) for name in flat},
         gold=kind.gold(split, whole.get("labels"), offsets),
     )
 
@@ -153,13 +153,19 @@ def _packed(text: RunningText, tokenizer: PreTrainedTokenizerBase, max_length: i
         columns={"input_ids": tokens},
         offsets=offsets,
         labels=None,
-        pads={"input_ids": int(tokenizer.pad_token_id)},  # type: ignore[arg-type]
+        pads={"input_ids": _padding(tokenizer)},
         gold=kind.gold(text, tokens, offsets),
     )
 
 
-def _check(tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
-    if tokenizer.pad_token_id is None:
+def _padding(tokenizer: PreTrainedTokenizerBase) -> int:
+    """The token behind the end of a text. Language models may have none; any will do, since nobody reads it."""
+    found: Any = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    return found or 0
+
+
+def _check(tokenizer: PreTrainedTokenizerBase, max_length: int, kind: Kind) -> None:
+    if tokenizer.pad_token_id is None and not kind.vocabulary:
         raise LimbeckError(
             f"The tokenizer of {tokenizer.name_or_path or 'this model'} has no padding token, so texts cannot be "
             "batched. Give it one and save it beside the model: tokenizer.pad_token = tokenizer.eos_token; "

@@ -161,7 +161,9 @@ def _rows(
     pairs: bool | None = None
     for split, table in tables.items():
         columns, guessed = choose(table, spec, usual)
-        if columns.label is None and labelled:
+        if kind and not kind.labelled:
+            columns = columns._replace(label=None)
+        elif columns.label is None and labelled:
             raise LimbeckError(
                 f"No column of {table.origin} looks like a label; its columns are {', '.join(table.columns)}. Name "
                 "it with --label COLUMN."
@@ -204,7 +206,7 @@ def _task(spec: DataSpec, named: Task | None, rows: dict[str, Rows], kind: Kind 
     if spec.labels is not None:
         return _own_task(stem, kind, spec.labels), "--labels"
     if lead is None:
-        return Task(stem, kind.name, (), ()), "nothing"
+        return Task(stem, kind.name, (), () if kind.labelled else kind.usual_metrics(())), "nothing"
     return _own_task(stem, kind, declared or kind.names(values)), origin
 
 

@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
 from limbeck import architectures
+from limbeck.data.kinds import of
 from limbeck.errors import LimbeckError
 from limbeck.taps import Tap
 
@@ -38,9 +39,9 @@ def shard(model: PreTrainedModel, *, half: bool = False) -> None:
     }
     for block in dict.fromkeys(architectures.blocks(model)):
         fully_shard(block, **options)
-    # Features read the projector's weights outside the model's forward, where a sharded one is in pieces.
-    projector = architectures.projector(model)
-    fully_shard(model, ignored_params=set(projector.parameters()) if projector else None, **options)
+    # These are read outside the model's forward, where a sharded module is in pieces.
+    outside = [architectures.projector(model)] + ([architectures.output_map(model)] if of(model).vocabulary else [])
+    fully_shard(model, ignored_params={p for module in outside if module for p in module.parameters()}, **options)
 
 
 def hold_ends(taps: Sequence[Tap]) -> None:
@@ -52,7 +53,8 @@ def hold_ends(taps: Sequence[Tap]) -> None:
     model = taps[0].model
     blocks = architectures.blocks(model)
     ends = [tap.depth for tap in taps if tap.depth in tap.attention - tap.hidden and not tap.whole]
-    held = {blocks[depth - 1] for depth in ends} | ({model} if ends else set())
+    words = any(tap.output is not None for tap in taps)  # what is read then enters the output map
+    held = {blocks[depth - 1] for depth in ends} | ({model} if ends or words else set())
     for module in (model, *blocks):
         cast(FSDPModule, module).set_reshard_after_forward(module not in held, recurse=False)
 

@@ -3,7 +3,9 @@
 from typing import Any
 
 from limbeck.data.kinds.base import IGNORE, Kind
+from limbeck.data.kinds.causal_lm import CausalLM
 from limbeck.data.kinds.classification import Classification
+from limbeck.data.kinds.lambada import Lambada
 from limbeck.data.kinds.multi_label import MultiLabel
 from limbeck.data.kinds.regression import Regression
 from limbeck.data.kinds.tagging import Tagging
@@ -12,7 +14,9 @@ from limbeck.errors import LimbeckError, did_you_mean
 
 __all__ = ["IGNORE", "KINDS", "Kind", "declared", "find_kind", "of"]
 
-KINDS: dict[str, Kind] = {kind.name: kind for kind in (Classification(), Regression(), MultiLabel(), Tagging(), Text())}
+KINDS: dict[str, Kind] = {
+    kind.name: kind for kind in (Classification(), Regression(), MultiLabel(), Tagging(), Text(), CausalLM(), Lambada())
+}
 
 
 def find_kind(name: str) -> Kind:

@@ -26,8 +26,11 @@ class Kind:
     head = ""  # the linear map over every token that predicts, from the whole model; empty: the family's classifier
     pipeline = "text-classification"  # what the hub calls it
     output = 'logits = model(**tokenizer("A sentence.", return_tensors="pt")).logits'  # how its models are asked
+    like = ""  # the kind whose models it takes, where it has none of its own
     per_token = False
     bare = False  # its models have no head
+    vocabulary = False  # predicts words; logits of that many are never held whole, see vocabulary.py
+    labelled = True  # learns from labels beside the texts
     packed = False  # learns from running text, packed into blocks of tokens
     named = True  # labels have names
     classes = "classes"  # what those names are
@@ -85,6 +88,10 @@ class Kind:
     def logits(self, output: Any) -> "Tensor":
         """A model's predictions: `(batch, labels)`, or `(batch, positions, labels)`."""
         return output.logits
+
+    def targets(self, batch: Mapping[str, "Tensor"]) -> "Tensor | None":
+        """The labels of a batch, if it has any."""
+        return batch.get("labels")
 
     def counted(self, mask: "Tensor", labels: "Tensor | None") -> "Tensor":
         """Which rows of the predictions count; `labels` are those of the batch, if it has any."""
