@@ -31,6 +31,7 @@ class Family:
     head: tuple[str, ...]  # what stands between the last state and the predictions, from the whole model
     dense: str  # from the whole model, as the next
     output: str  # one row a label
+    words: str = ""  # the output embeddings of its masked language models, from the whole model
     activation: str = ""  # its name, or that of the setting which says it
     after: str = ""  # a norm behind the activation, from the whole model
     reads: str = "first"  # the token the classifier reads: the first or the last; or the setting which says it
@@ -51,9 +52,12 @@ BERT = Family(
     head=("bert.pooler", "classifier"),
     dense="bert.pooler.dense",
     output="classifier",
+    words="cls.predictions.decoder",
     activation="tanh",
 )
-ROBERTA = replace(BERT, head=("classifier",), dense="classifier.dense", output="classifier.out_proj")
+ROBERTA = replace(
+    BERT, head=("classifier",), dense="classifier.dense", output="classifier.out_proj", words="lm_head.decoder"
+)
 LLAMA = Family(
     blocks="layers",
     attention="self_attn",
@@ -68,13 +72,16 @@ FAMILIES = {
     "bert": BERT,
     "roberta": ROBERTA,
     "xlm-roberta": ROBERTA,
-    "electra": replace(ROBERTA, activation="gelu", embeddings=("embeddings", "embeddings_project")),
+    "electra": replace(
+        ROBERTA, words="generator_lm_head", activation="gelu", embeddings=("embeddings", "embeddings_project")
+    ),
     "distilbert": Family(
         blocks="transformer.layer",
         attention="attention",
         head=("pre_classifier", "classifier"),
         dense="pre_classifier",
         output="classifier",
+        words="vocab_projector",
         activation="relu",
     ),
     "mpnet": replace(ROBERTA, attention="attention.attn", projections=("q", "k", "v"), bias="position_bias"),
@@ -94,6 +101,7 @@ FAMILIES = {
         attention="albert_layers.0.attention",
         head=("albert.pooler", "classifier"),
         dense="albert.pooler",
+        words="predictions.decoder",
         embeddings=("embeddings", "encoder.embedding_hidden_mapping_in"),
         shared=True,
     ),
@@ -103,6 +111,7 @@ FAMILIES = {
         head=("head", "classifier"),
         dense="head.dense",
         output="classifier",
+        words="decoder",
         activation="classifier_activation",
         after="head.norm",
         reads="classifier_pooling",
@@ -142,9 +151,10 @@ def family(model: PreTrainedModel) -> Family:
             f"Known: {', '.join(sorted(FAMILIES))}, and what is laid out as Llama is. "
             "A new family is one entry in limbeck/architectures.py: the paths of its blocks, self-attention and head."
         )
-    if kinds.of(model).bare:
+    task = kinds.of(model)
+    if task.bare:
         return replace(known, head=(), dense="", output="")
-    head = kinds.of(model).head
+    head = known.words if task.masked else task.head
     return replace(known, head=(head,), dense=head, output=head, activation="none", after="") if head else known
 
 

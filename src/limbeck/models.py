@@ -51,6 +51,8 @@ def load_model(name: str, task: Task | None = None) -> PreTrainedModel:
     config = config_of(name)
     wanted = KINDS[task.kind] if task else KINDS["classification"]
     own = wanted if wanted.bare else _kind_of(config)
+    if own is not None and own.vocabulary and task is not None and not wanted.vocabulary:
+        own = None  # a language model has no classifier; read as one, it keeps a pooler it may have
     fresh = own is None
     if fresh and task is None:
         raise LimbeckError(

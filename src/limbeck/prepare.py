@@ -16,6 +16,7 @@ from limbeck.data.alignment import align
 from limbeck.data.corpus import Corpus, RunningText, Split
 from limbeck.data.encoding import Encoded, encode
 from limbeck.data.loading import load, load_inputs
+from limbeck.data.masking import Masking
 from limbeck.data.mixing import Mixup
 from limbeck.data.scarcity import scarce
 from limbeck.data.spec import DataSpec
@@ -182,6 +183,8 @@ def _prepare(asked: Request) -> Prepared:
             inputs, said = load_inputs(stage.data, asked.data)
             notes += [f"stage {stage.name}: {line}" for line in said]
             others[index] = encode(inputs, tokenizer, columns, longest)
+    if kind.masked and teacher is not None:
+        notes.append("words are hidden anew at every step, so the teacher runs at every step: nothing is cached")
     aligners = {name: NamedAligner(parse(call)) for name, call in recipe.aligners.items()}
     distillers = []
     for index, (stage, objectives) in enumerate(zip(recipe.stages, declared)):
@@ -194,6 +197,7 @@ def _prepare(asked: Request) -> Prepared:
                 aligners=aligners,
                 train_labels=_labels(others.get(index, train), kind),
                 mixup=Mixup(stage.mixup, rows=stage.batch) if stage.mixup else None,
+                masking=Masking(tokenizer) if kind.masked else None,
                 steps=total_steps(stage, len(others.get(index, train))),
                 seed=asked.seed,
                 stage=index,

@@ -1,10 +1,11 @@
 """Running text trains like any data: in pieces, over processes, resumed; and leaves a body that any task can take."""
 
+import json
 from functools import cache
 
 import pytest
 import torch
-from transformers import AutoModel
+from transformers import AutoModel, AutoModelForMaskedLM
 
 import limbeck
 from limbeck import LimbeckError
@@ -179,3 +180,45 @@ def test_running_text_without_a_kind_is_asked_about(tmp_path):
     named = {name: texts()[name] for name in ("train", "eval")}
     with pytest.raises(LimbeckError, match=r"running text. Say with --kind what is learnt from it: text"):
         prepare(request("hid-seq", DataSpec(**named), teacher=toy.teacher("bert"), layers=2))
+
+
+def masked_teacher(**options):
+    return toy.teacher("bert", auto="AutoModelForMaskedLM", **{"dropout": 0.0, **options})
+
+
+def test_hidden_words_are_learnt_alike_in_pieces_and_scored(tmp_path):
+    asked = {**texts(), "kind": "masked-lm", "teacher": masked_teacher()}
+    whole = distill("distilbert", tmp_path / "whole", **asked)
+    pieces = distill("distilbert", tmp_path / "pieces", **asked, pace=limbeck.Pace(log_every=1, micro_batch=3))
+    assert_close(toy.weights(pieces.folder), toy.weights(whole.folder))
+    assert whole.scores["metric"] == "pseudo_perplexity"
+    data = prepare(request("finetune", DataSpec(**{**texts(), "kind": "masked-lm"}), student=str(whole.folder)))
+    model, held = AutoModelForMaskedLM.from_pretrained(whole.student).eval(), data.evals["dev"]
+    losses = []
+    for i in range(len(held)):
+        batch = held.batch([i], int(held.lengths[i]))
+        logits = model(batch["input_ids"], batch["attention_mask"]).logits
+        chosen = batch["labels"] != -100
+        losses += torch.nn.functional.cross_entropy(logits[chosen], batch["labels"][chosen], reduction="none").tolist()
+    expected = torch.tensor(losses).double().mean().exp().item()
+    assert whole.scores["student"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_masked_language_model_says_what_is_learnt_from_text():
+    named = {name: texts()[name] for name in ("train", "eval")}
+    prepared = prepare(request("distilbert", DataSpec(**named), teacher=masked_teacher(), layers=2))
+    assert prepared.task.kind == "masked-lm"
+    assert any("nothing is cached" in note for note in prepared.notes)
+    assert not prepared.distillers[0].steady
+
+
+def test_a_classifier_made_of_a_masked_language_model_keeps_its_pooler(tmp_path):
+    """As bert-base-uncased has one, beside the head that finds words."""
+    made = toy.model(auto="AutoModelForPreTraining")
+    made.config.architectures = ["BertForMaskedLM"]
+    folder = toy.save(made, tmp_path / "pre-trained")
+    config = json.loads((tmp_path / "pre-trained" / "config.json").read_text("utf8"))
+    config["architectures"] = ["BertForMaskedLM"]
+    (tmp_path / "pre-trained" / "config.json").write_text(json.dumps(config), "utf8")
+    prepared = prepare(request("finetune", DataSpec(**toy.data()), student=folder))
+    assert torch.equal(prepared.student.bert.pooler.dense.weight, made.bert.pooler.dense.weight)

@@ -149,12 +149,17 @@ def _packed(text: RunningText, tokenizer: PreTrainedTokenizerBase, max_length: i
         cut = blocks - max(1, blocks // 100)
         offsets = offsets[cut:] if text.held else offsets[: cut + 1]
         tokens, offsets = tokens[offsets[0] : offsets[-1]], offsets - offsets[0]
+    columns = {"input_ids": tokens}
+    if kind.masked and text.name != "train":
+        from limbeck.data.masking import hide_for_good
+
+        columns = hide_for_good(tokens, offsets, tokenizer)
     return Encoded(
-        columns={"input_ids": tokens},
+        columns=columns,
         offsets=offsets,
         labels=None,
-        pads={"input_ids": _padding(tokenizer)},
-        gold=kind.gold(text, tokens, offsets),
+        pads={"input_ids": _padding(tokenizer), "labels": IGNORE},
+        gold=kind.gold(text, columns.get("labels", tokens), offsets),
     )
 
 

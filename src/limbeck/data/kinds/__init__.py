@@ -6,6 +6,7 @@ from limbeck.data.kinds.base import IGNORE, Kind
 from limbeck.data.kinds.causal_lm import CausalLM
 from limbeck.data.kinds.classification import Classification
 from limbeck.data.kinds.lambada import Lambada
+from limbeck.data.kinds.masked_lm import MaskedLM
 from limbeck.data.kinds.multi_label import MultiLabel
 from limbeck.data.kinds.regression import Regression
 from limbeck.data.kinds.tagging import Tagging
@@ -15,7 +16,8 @@ from limbeck.errors import LimbeckError, did_you_mean
 __all__ = ["IGNORE", "KINDS", "Kind", "declared", "find_kind", "of"]
 
 KINDS: dict[str, Kind] = {
-    kind.name: kind for kind in (Classification(), Regression(), MultiLabel(), Tagging(), Text(), CausalLM(), Lambada())
+    kind.name: kind
+    for kind in (Classification(), Regression(), MultiLabel(), Tagging(), Text(), CausalLM(), MaskedLM(), Lambada())
 }
 
 
