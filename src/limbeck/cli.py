@@ -48,7 +48,10 @@ class Columns:
     label: Annotated[str | None, _option("--label", "The column with the label.", DATA)] = None
     labels: Annotated[str | None, _option("--labels", "The label names in order: no,yes.", DATA)] = None
     kind: Annotated[
-        str | None, _option("--kind", "What is predicted, where the file does not show it: multi-label, tagging.", DATA)
+        str | None,
+        _option(
+            "--kind", "What is learnt, where the file does not show it: multi-label, tagging, text, masked-lm, …", DATA
+        ),
     ] = None
     max_length: Annotated[int, _option("--max-length", "Tokens an example may have; longer ones are cut.", DATA)] = 128
 
@@ -77,7 +80,9 @@ class Data(Columns):
     data: Annotated[
         str | None, _option("--data", "Folder of the official TSV files, or the id of a dataset on the hub.", DATA)
     ] = None
-    train: Annotated[str | None, _option("--train", "Your own file: CSV, TSV, JSONL or Parquet.", DATA)] = None
+    train: Annotated[
+        str | None, _option("--train", "Your own file: CSV, TSV, JSONL or Parquet; or running text, .txt.", DATA)
+    ] = None
     eval: Annotated[str | None, _option("--eval", "The file to select on; without it, a tenth is held out.", DATA)] = (
         None
     )
@@ -253,11 +258,25 @@ def finetune(
     change: Change,
     going: Going,
     layers: Annotated[int | None, _option("--layers", "Keep only its first layers.")] = None,
+    grid: Annotated[
+        list[str] | None,
+        _option("--grid", "Values to try: lr=1e-5,3e-5; every combination is a run folder in --out.", TRAINING),
+    ] = None,
 ) -> None:
-    """Make a teacher, or a baseline: `limbeck finetune --model M --task rte --data glue/ --out runs/teacher`."""
-    from limbeck.run import finetune as run
+    """Make a teacher, or a baseline: `limbeck finetune --model M --task rte --data glue/ --out runs/teacher`.
 
-    run(model, layers=layers, **change.options(), **going.options(), **data.spec())
+    With `--grid lr=1e-5,3e-5 --grid batch=16,32` every combination is tried and the best is named; `--grid seed=1,2`
+    takes the mean over seeds, and a path as for `--set` is tried likewise. With `--resume`, what is finished stays.
+    """
+    options = {"layers": layers, **change.options(), **going.options(), **data.spec()}
+    if grid:
+        from limbeck.grid import run_grid, shown
+
+        out.print(shown(run_grid(model, grid, **options)), soft_wrap=False)
+    else:
+        from limbeck.run import finetune as run
+
+        run(model, **options)
 
 
 RECIPE = typer.Argument(help="A shipped recipe (`limbeck recipes`), one of its variants (`pkd:last`), or a YAML file.")
