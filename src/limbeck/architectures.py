@@ -31,6 +31,7 @@ class Family:
     head: tuple[str, ...]  # what stands between the last state and the predictions, from the whole model
     dense: str  # from the whole model, as the next
     output: str  # one row a label
+    words: str = ""  # the output embeddings of its masked language models, from the whole model
     activation: str = ""  # its name, or that of the setting which says it
     after: str = ""  # a norm behind the activation, from the whole model
     reads: str = "first"  # the token the classifier reads: the first or the last; or the setting which says it
@@ -51,9 +52,12 @@ BERT = Family(
     head=("bert.pooler", "classifier"),
     dense="bert.pooler.dense",
     output="classifier",
+    words="cls.predictions.decoder",
     activation="tanh",
 )
-ROBERTA = replace(BERT, head=("classifier",), dense="classifier.dense", output="classifier.out_proj")
+ROBERTA = replace(
+    BERT, head=("classifier",), dense="classifier.dense", output="classifier.out_proj", words="lm_head.decoder"
+)
 LLAMA = Family(
     blocks="layers",
     attention="self_attn",
@@ -68,13 +72,16 @@ FAMILIES = {
     "bert": BERT,
     "roberta": ROBERTA,
     "xlm-roberta": ROBERTA,
-    "electra": replace(ROBERTA, activation="gelu", embeddings=("embeddings", "embeddings_project")),
+    "electra": replace(
+        ROBERTA, words="generator_lm_head", activation="gelu", embeddings=("embeddings", "embeddings_project")
+    ),
     "distilbert": Family(
         blocks="transformer.layer",
         attention="attention",
         head=("pre_classifier", "classifier"),
         dense="pre_classifier",
         output="classifier",
+        words="vocab_projector",
         activation="relu",
     ),
     "mpnet": replace(
@@ -100,6 +107,7 @@ FAMILIES = {
         attention="albert_layers.0.attention",
         head=("albert.pooler", "classifier"),
         dense="albert.pooler",
+        words="predictions.decoder",
         embeddings=("embeddings", "encoder.embedding_hidden_mapping_in"),
         shared=True,
     ),
@@ -109,6 +117,7 @@ FAMILIES = {
         head=("head", "classifier"),
         dense="head.dense",
         output="classifier",
+        words="decoder",
         activation="classifier_activation",
         after="head.norm",
         reads="classifier_pooling",
@@ -149,7 +158,10 @@ def family(model: PreTrainedModel) -> Family:
             f"Known: {', '.join(sorted(FAMILIES))}, and what is laid out as Llama is. "
             "A new family is one entry in limbeck/architectures.py: the paths of its blocks, self-attention and head."
         )
-    head = kinds.of(model).head
+    task = kinds.of(model)
+    if task.bare:
+        return replace(known, head=(), dense="", output="")
+    head = known.words if task.masked else task.head
     if not head or all(_has(model, path) for path in (known.dense, known.output)):  # ModernBERT's serves every kind
         return known
     return replace(known, head=(head,), dense=head, output=head, activation="none", after="")
@@ -178,6 +190,7 @@ def _like_llama(model: PreTrainedModel) -> Family | None:
     base = model.base_model
     lists = [(name, list(m)) for name, m in base.named_children() if isinstance(m, nn.ModuleList) and len(m)]
     outputs = [name for name, m in model.named_children() if m is not base and isinstance(m, nn.Linear)]
+    outputs = [""] if base is model else outputs
     norms = [name for name, m in base.named_children() if "Norm" in type(m).__name__]
     tables = tuple(name for name, m in base.named_children() if isinstance(m, nn.Embedding))
     once = all(len(found) == 1 for found in (lists, outputs, norms, tables))
@@ -238,6 +251,11 @@ def scaling(attention: nn.Module, size: int) -> float:
     return (size * products) ** -0.5
 
 
+def base_path(model: PreTrainedModel) -> str:
+    """Where the base model stands in the whole one: the beginning of its weights' names."""
+    return "" if model.base_model is model else f"{model.base_model_prefix}."
+
+
 def head(model: PreTrainedModel) -> dict[str, nn.Module]:
     """Pooler and classifier, by name."""
     return {name: model.get_submodule(name) for name in family(model).head}
@@ -290,13 +308,13 @@ def _linear(module: nn.Module) -> nn.Linear:
 
 def shape(model: PreTrainedModel) -> Shape:
     """The model's depth, width, heads and labels, and what its classifier reads."""
-    config = model.config
+    config, bare = model.config, not family(model).output
     return Shape(
         len(blocks(model)),
         config.hidden_size,
         config.num_attention_heads,
-        output_map(model).out_features,
-        dense_map(model).in_features,
+        0 if bare else output_map(model).out_features,
+        config.hidden_size if bare else dense_map(model).in_features,
     )
 
 

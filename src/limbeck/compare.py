@@ -14,6 +14,7 @@ from limbeck.data.encoding import encode
 from limbeck.data.kinds import KINDS
 from limbeck.data.loading import load
 from limbeck.data.spec import DataSpec
+from limbeck.errors import LimbeckError
 from limbeck.folder import write_text
 from limbeck.report.tables import count
 
@@ -23,6 +24,10 @@ def compare(names: list[str], data: DataSpec, predictions: Path | None = None) -
     data = models.with_kind(data, names[0])
     corpus = load(data, train=False)
     kind = KINDS[corpus.task.kind]
+    if kind.bare:
+        raise LimbeckError(
+            "models without a head predict nothing that could be scored. Fine-tune them on a task, then evaluate."
+        )
     device = "cuda" if torch.cuda.is_available() else "cpu"
     rows, answers = [], []
     loaded = {name: models.load_model(name).to(device) for name in names}  # type: ignore[arg-type]

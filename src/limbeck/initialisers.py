@@ -73,6 +73,11 @@ def classifier(start: Start, *, frozen: bool = False, project: bool = False) -> 
     student, teacher = start.student, start.teacher
     if teacher is None:
         raise LimbeckError("classifier reuses the teacher's classifier, and there is no teacher. Give --teacher.")
+    if not architectures.head(teacher):
+        raise LimbeckError(
+            "classifier reuses the teacher's classifier, and models of running text have none. Leave it out of init, "
+            "as in --set init=[layers(first)]."
+        )
     ours, theirs = architectures.classifier_form(student), architectures.classifier_form(teacher)
     if ours != theirs:
         raise LimbeckError(
@@ -123,9 +128,9 @@ def embeddings(start: Start, *, frozen: bool = False) -> None:
     if start.teacher is None:
         raise LimbeckError("embeddings reuses the teacher's embeddings, and there is no teacher. Give --teacher.")
     theirs = start.teacher.state_dict()
-    known, base = architectures.family(start.student), start.student.base_model_prefix
-    beside = (f"{base}.{known.blocks}.", *architectures.head(start.student))
-    beside += (f"{base}.{known.norm}.",) if known.norm else ()
+    known, base = architectures.family(start.student), architectures.base_path(start.student)
+    beside = (f"{base}{known.blocks}.", *architectures.head(start.student))
+    beside += (f"{base}{known.norm}.",) if known.norm else ()
     ours = {name: p for name, p in start.student.named_parameters() if not name.startswith(beside)}
     if any(name not in theirs or theirs[name].shape != parameter.shape for name, parameter in ours.items()):
         raise LimbeckError(
@@ -164,7 +169,7 @@ def start_student(
         start = Start(student, source, teacher, from_teacher=source is teacher)
         for call in calls:
             bind(parse(call), INITIALISERS, "start")(start)
-    if start.fresh_classifier:
+    if start.fresh_classifier and architectures.head(student):
         start.notes.append("pooler and classifier start afresh")
     return start
 
@@ -226,7 +231,7 @@ def _copy(start: Start, chosen: Sequence[int], *, with_head: bool) -> None:
         left = ours.load_state_dict(blocks[taken - 1].state_dict(), strict=False).unexpected_keys
         if left:  # ModernBERT's first block has no norm before its attention
             start.notes.append(f"layer {layer} has no place for {', '.join(left)} of layer {taken}, which is left out")
-    prefix = f"{student.base_model_prefix}.{architectures.family(student).blocks}."
+    prefix = f"{architectures.base_path(student)}{architectures.family(student).blocks}."
     words = of(student).vocabulary  # whose head belongs to the words, as embeddings do, and to no task
     with_head = words or (with_head and start.fresh_classifier)
     beside = (prefix,) if with_head else (prefix, *architectures.head(student))

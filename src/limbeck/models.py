@@ -46,9 +46,13 @@ def config_of(name: str) -> PretrainedConfig:
 
 
 def load_model(name: str, task: Task | None = None) -> PreTrainedModel:
-    """A classifier, its weights in fp32. Where the checkpoint has none, `task` says what a fresh one predicts."""
+    """A classifier, its weights in fp32. Where the checkpoint has none, `task` says what a fresh one predicts; for
+    running text, a model without one."""
     config = config_of(name)
-    own = _kind_of(config)
+    wanted = KINDS[task.kind] if task else KINDS["classification"]
+    own = wanted if wanted.bare else _kind_of(config)
+    if own is not None and own.vocabulary and task is not None and not wanted.vocabulary:
+        own = None  # a language model has no classifier; read as one, it keeps a pooler it may have
     fresh = own is None
     if fresh and task is None:
         raise LimbeckError(
@@ -60,7 +64,7 @@ def load_model(name: str, task: Task | None = None) -> PreTrainedModel:
     def read(place: str) -> PreTrainedModel:
         # A half-precision file would otherwise be trained in half precision, and learn nothing.
         options = labels | architectures.attending(config)
-        return architectures.auto_class(own or KINDS[task.kind if task else "classification"]).from_pretrained(
+        return architectures.auto_class(own or wanted).from_pretrained(
             place, dtype=torch.float32, use_safetensors=True, trust_remote_code=False, **options
         )
 

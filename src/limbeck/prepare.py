@@ -16,6 +16,7 @@ from limbeck.data.alignment import align
 from limbeck.data.corpus import Corpus, RunningText, Split
 from limbeck.data.encoding import Encoded, encode
 from limbeck.data.loading import load, load_inputs
+from limbeck.data.masking import Masking
 from limbeck.data.mixing import Mixup
 from limbeck.data.scarcity import scarce
 from limbeck.data.spec import DataSpec
@@ -26,7 +27,7 @@ from limbeck.engine.world import seed_for
 from limbeck.errors import LimbeckError
 from limbeck.initialisers import start_student
 from limbeck.objectives import CoTraining, Labels, Match, NamedAligner, Probe, build
-from limbeck.recipe import Recipe, Stage, resolve, supplemented
+from limbeck.recipe import Recipe, Stage, layers_alone, resolve, supplemented
 from limbeck.spec import allowing, parse
 from limbeck.vocabulary import shaping
 
@@ -43,6 +44,7 @@ class Request:
     width: int | None = None
     seed: int = 42
     allow_code: bool = False
+    left_out: tuple[str, ...] = ()  # lines that say what of the recipe the data have no use for
 
     def plain(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -121,7 +123,10 @@ def request(
         resolved = resolve(recipe, task=data.task_name, overrides=set)
         if data.supplement:
             resolved = supplemented(resolved, data.supplement)
-    return Request(resolved, data, teacher, student, layers, width, seed, allow_code)
+        left_out: list[str] = []
+        if data.kind is not None and kinds.find_kind(data.kind).bare:
+            resolved, left_out = layers_alone(resolved)
+    return Request(resolved, data, teacher, student, layers, width, seed, allow_code, tuple(left_out))
 
 
 def prepare(asked: Request) -> Prepared:
@@ -131,7 +136,7 @@ def prepare(asked: Request) -> Prepared:
 
 
 def _prepare(asked: Request) -> Prepared:
-    recipe, notes = asked.recipe, []
+    recipe, notes = asked.recipe, [*asked.left_out]
     declared = [{n: build(o, recipe.aligners) for n, o in stage.objectives.items()} for stage in recipe.stages]
     labelled = [any(isinstance(o, Labels | Probe) and not o.idle for o in stage.values()) for stage in declared]
     _check_data(recipe, labelled)
@@ -189,6 +194,8 @@ def _prepare(asked: Request) -> Prepared:
             inputs, said = load_inputs(stage.data, asked.data)
             notes += [f"stage {stage.name}: {line}" for line in said]
             others[index] = encode(inputs, tokenizer, columns, longest)
+    if kind.masked and teacher is not None:
+        notes.append("words are hidden anew at every step, so the teacher runs at every step: nothing is cached")
     aligners = {name: NamedAligner(parse(call)) for name, call in recipe.aligners.items()}
     distillers = []
     for index, (stage, objectives) in enumerate(zip(recipe.stages, declared)):
@@ -201,6 +208,7 @@ def _prepare(asked: Request) -> Prepared:
                 aligners=aligners,
                 train_labels=_labels(others.get(index, train), kind),
                 mixup=Mixup(stage.mixup, rows=stage.batch) if stage.mixup else None,
+                masking=Masking(tokenizer) if kind.masked else None,
                 steps=total_steps(stage, len(others.get(index, train))),
                 seed=asked.seed,
                 stage=index,
@@ -297,7 +305,7 @@ def _teacher(asked: Request, task: Task, trains: bool) -> PreTrainedModel | None
         return None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(asked.seed)
-        return models.load_model(asked.teacher, task if trains else None)
+        return models.load_model(asked.teacher, task if trains or kinds.KINDS[task.kind].bare else None)
 
 
 def _models_agree(
@@ -311,7 +319,7 @@ def _models_agree(
     if teacher is not None:
         models.check_kind(teacher, corpus.task, f"teacher {asked.teacher}")
         corpus, said = align(corpus, dict(enumerate(models.label_names(teacher))), f"teacher {asked.teacher}")
-        notes.append(said)
+        notes += [] if kinds.KINDS[corpus.task.kind].packed else [said]
         if asked.student is None:
             return corpus, teacher
     name = asked.student or ""

@@ -24,7 +24,7 @@ RECIPES = [
 ]
 
 SCORES = {
-    "task", "metric", "teacher", "student", "retention", "metrics", "splits", "split", "selected_on", "params",
+    "task", "metric", "teacher", "student", "retention", "lower", "metrics", "splits", "split", "selected_on", "params",
     "latency_ms", "ood", "seed", "recipe", "seconds",
 }  # fmt: skip
 

@@ -156,8 +156,12 @@ def _packed(text: RunningText, tokenizer: PreTrainedTokenizerBase, max_length: i
         offsets = offsets[cut:] if text.held else offsets[: cut + 1]
         tokens, offsets = tokens[offsets[0] : offsets[-1]], offsets - offsets[0]
     columns = {"input_ids": tokens}
+    if kind.masked and text.name != "train":
+        from limbeck.data.masking import hide_for_good
+
+        columns = hide_for_good(tokens, offsets, tokenizer)
     labels, gold = kind.right(text, columns, offsets)
-    return Encoded(columns, offsets, labels, {"input_ids": _padding(tokenizer)}, gold)
+    return Encoded(columns, offsets, labels, {"input_ids": _padding(tokenizer), "labels": IGNORE}, gold)
 
 
 def _padding(tokenizer: PreTrainedTokenizerBase) -> int:

@@ -6,10 +6,12 @@ from limbeck.data.kinds.base import IGNORE, Kind
 from limbeck.data.kinds.causal_lm import CausalLM
 from limbeck.data.kinds.classification import Classification
 from limbeck.data.kinds.lambada import Lambada
+from limbeck.data.kinds.masked_lm import MaskedLM
 from limbeck.data.kinds.multi_label import MultiLabel
 from limbeck.data.kinds.question_answering import QuestionAnswering
 from limbeck.data.kinds.regression import Regression
 from limbeck.data.kinds.tagging import Tagging
+from limbeck.data.kinds.text import Text
 from limbeck.errors import LimbeckError, did_you_mean
 
 __all__ = ["IGNORE", "KINDS", "Kind", "declared", "find_kind", "of"]
@@ -22,7 +24,9 @@ KINDS: dict[str, Kind] = {
         MultiLabel(),
         Tagging(),
         QuestionAnswering(),
+        Text(),
         CausalLM(),
+        MaskedLM(),
         Lambada(),
     )
 }
@@ -39,6 +43,8 @@ def find_kind(name: str) -> Kind:
 
 def of(model: Any) -> Kind:
     """The kind of task a model is for, by its class and configuration."""
+    if model.base_model is model:
+        return KINDS["text"]
     return declared(type(model).__name__, model.config) or KINDS["classification"]
 
 

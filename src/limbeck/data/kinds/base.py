@@ -28,7 +28,9 @@ class Kind:
     output = 'logits = model(**tokenizer("A sentence.", return_tensors="pt")).logits'  # how its models are asked
     like = ""  # the kind whose models it takes, where it has none of its own
     per_token = False
+    bare = False  # its models have no head
     vocabulary = False  # predicts words; logits of that many are never held whole, see vocabulary.py
+    masked = False  # words are hidden from it, see masking.py
     labelled = True  # learns from labels beside the texts
     packed = False  # learns from running text, packed into blocks of tokens
     named = True  # labels have names
