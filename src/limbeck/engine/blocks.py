@@ -40,5 +40,5 @@ class Recomputed(Swapped):
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        found = dict.fromkeys(architectures.blocks(model))
+        found = architectures.every_block(model)
         super().__init__({block: partial(checkpoint, block.forward, use_reentrant=False) for block in found})

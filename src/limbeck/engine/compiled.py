@@ -2,7 +2,6 @@
 
 import torch
 
-from limbeck import architectures
 from limbeck.engine.blocks import Swapped
 from limbeck.taps import Tap
 
@@ -15,12 +14,7 @@ class Compiled(Swapped):
     compiled too."""
 
     def __init__(self, taps: list[Tap]) -> None:
-        found = [
-            block
-            for tap in taps
-            for layer, block in enumerate(architectures.blocks(tap.model)[: tap.depth], 1)
-            if layer not in tap.attention
-        ]
+        found = [block for tap in taps for block in tap.plain_blocks()]
         super().__init__({block: torch.compile(block.forward, dynamic=True) for block in dict.fromkeys(found)})
 
 

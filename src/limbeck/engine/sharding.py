@@ -36,7 +36,7 @@ def shard(model: PreTrainedModel, *, half: bool = False) -> None:
         "mp_policy": MixedPrecisionPolicy(param_dtype=kind, reduce_dtype=torch.float32 if half else None),
         "reshard_after_forward": True,  # also at the top, which a teacher would otherwise hold whole for ever
     }
-    for block in dict.fromkeys(architectures.blocks(model)):
+    for block in architectures.every_block(model):
         fully_shard(block, **options)
     # Features read the projector's weights outside the model's forward, where a sharded one is in pieces.
     projector = architectures.projector(model)
@@ -50,10 +50,9 @@ def hold_ends(taps: Sequence[Tap]) -> None:
     none reaches the outputs of that block and of the model.
     """
     model = taps[0].model
-    blocks = architectures.blocks(model)
-    ends = [tap.depth for tap in taps if tap.depth in tap.attention - tap.hidden and not tap.whole]
-    held = {blocks[depth - 1] for depth in ends} | ({model} if ends else set())
-    for module in (model, *blocks):
+    ends = [tap for tap in taps if tap.ends_in_attention]
+    held = {architectures.blocks(model, tap.side)[tap.depth - 1] for tap in ends} | ({model} if ends else set())
+    for module in (model, *architectures.every_block(model)):
         cast(FSDPModule, module).set_reshard_after_forward(module not in held, recurse=False)
 
 

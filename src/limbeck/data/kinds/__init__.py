@@ -6,12 +6,15 @@ from limbeck.data.kinds.base import IGNORE, Kind
 from limbeck.data.kinds.classification import Classification
 from limbeck.data.kinds.multi_label import MultiLabel
 from limbeck.data.kinds.regression import Regression
+from limbeck.data.kinds.seq2seq import Seq2Seq
 from limbeck.data.kinds.tagging import Tagging
 from limbeck.errors import LimbeckError, did_you_mean
 
 __all__ = ["IGNORE", "KINDS", "Kind", "declared", "find_kind", "of"]
 
-KINDS: dict[str, Kind] = {kind.name: kind for kind in (Classification(), Regression(), MultiLabel(), Tagging())}
+KINDS: dict[str, Kind] = {
+    kind.name: kind for kind in (Classification(), Regression(), MultiLabel(), Tagging(), Seq2Seq())
+}
 
 
 def find_kind(name: str) -> Kind:
