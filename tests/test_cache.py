@@ -51,6 +51,7 @@ def cached(model, data: Encoded, sites=SITES, folder: Path | None = None) -> Cac
 @pytest.mark.parametrize("family", every_family)
 def test_cached_is_live(family):
     model, data = tiny_model(family), examples()
+    data.pads["input_ids"] = model.config.pad_token_id
     sites = [*SITES, ("attention", 3)]  # attention is not cached: the teacher runs for it
     teacher, live = cached(model, data, sites), Live(model, sites)
     assert teacher.live.tap.depth == 3

@@ -6,8 +6,9 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from limbeck.distances import logits_mse
 from limbeck.errors import LimbeckError
-from limbeck.vocabulary import Predictor, cross_entropy, kl
+from limbeck.vocabulary import Predictor, apart, cross_entropy, kl, loss_and_best, told
 
 WORDS, OURS, THEIRS = 40, 6, 9
 EXACT = {"rtol": 0, "atol": 1e-10}
@@ -23,8 +24,14 @@ def predictor(width, seed, *, shape=(3, 5), words=WORDS, bias=True, dtype=torch.
 
 
 def whole(made, words=None):
-    logits = made.states @ made.weight.T + (0 if made.bias is None else made.bias)
+    logits = made.scale * (made.states @ made.weight.T + (0 if made.bias is None else made.bias))
+    if made.softcap is not None:
+        logits = made.softcap * torch.tanh(logits / made.softcap)
     return logits[..., :words]
+
+
+def tensors(made):
+    return [t for t in made if isinstance(t, torch.Tensor)]
 
 
 def by_hand(student, teacher, temperature, factor):
@@ -36,7 +43,7 @@ def by_hand(student, teacher, temperature, factor):
 def gradients(loss, made):
     """What a loss whose rows weigh differently gives; some weigh nothing, as behind a mask."""
     weight = torch.arange(loss.numel(), dtype=loss.dtype).reshape(loss.shape) % 4
-    return torch.autograd.grad((weight * loss).sum(), [t for t in made if t is not None])
+    return torch.autograd.grad((weight * loss).sum(), tensors(made))
 
 
 def same(found, expected, student, **close):
@@ -53,6 +60,27 @@ def test_kl_is_that_of_whole_logits(rows, bias, temperature, scale, factor):
     found = kl(student, teacher, temperature=temperature, scale=scale, rows=rows)
     assert found.shape == (3, 5)
     same(found, by_hand(student, teacher, temperature, factor), student, **EXACT)
+
+
+def test_logits_that_are_scaled_and_bent():
+    student, teacher = predictor(OURS, 1), predictor(THEIRS, 2)
+    student, teacher = student._replace(scale=0.5, softcap=2.0), teacher._replace(scale=3.0, softcap=5.0)
+    same(kl(student, teacher, rows=4), by_hand(student, teacher, 1.0, 1.0), student, **EXACT)
+
+
+def test_any_distance_of_predictions():
+    student, teacher = predictor(OURS, 1), predictor(THEIRS, 2)
+    expected = (whole(student) - whole(teacher).detach()).square().mean(-1)
+    same(apart(logits_mse, student, teacher, rows=4), expected, student, **EXACT)
+
+
+def test_what_scores_need_to_know():
+    made = predictor(OURS, 1)
+    labels = torch.randint(WORDS, (3, 5), generator=torch.Generator().manual_seed(3))
+    found = told(made, labels, rows=4)
+    assert found[..., 1].equal(whole(made).argmax(-1).float())
+    assert found.equal(loss_and_best(whole(made), labels))
+    torch.testing.assert_close(found[..., 0].double(), cross_entropy(made, labels), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("rows", [1, 4, 1024])
@@ -77,8 +105,8 @@ def test_cross_entropy_is_that_of_whole_logits(rows, bias):
 def test_the_teacher_gets_no_gradient():
     student, teacher = predictor(OURS, 1), predictor(THEIRS, 2)
     kl(student, teacher).sum().backward()
-    assert all(t.grad is None for t in teacher)
-    assert all(t.grad is not None for t in student)
+    assert all(t.grad is None for t in tensors(teacher))
+    assert all(t.grad is not None for t in tensors(student))
 
 
 @pytest.mark.parametrize("words", [(WORDS, 25), (25, WORDS)])
@@ -98,9 +126,9 @@ def test_half_precision_adds_up_in_full():
     student, teacher = (predictor(w, i, shape=(512,), dtype=torch.bfloat16) for i, w in enumerate((OURS, THEIRS)))
     loss = kl(student, teacher, rows=1)
     assert loss.dtype == torch.float32
-    found = torch.autograd.grad(loss.sum(), list(student))
-    exact = [Predictor(*(t.detach().double().requires_grad_() for t in made)) for made in (student, teacher)]
-    expected = torch.autograd.grad(by_hand(*exact, 1.0, 1.0).sum(), list(exact[0]))
+    found = torch.autograd.grad(loss.sum(), tensors(student))
+    exact = [Predictor(*(t.detach().double().requires_grad_() for t in tensors(made))) for made in (student, teacher)]
+    expected = torch.autograd.grad(by_hand(*exact, 1.0, 1.0).sum(), tensors(exact[0]))
     for ours, theirs in zip(found, expected):
         assert ours.dtype == torch.bfloat16
         assert (ours - theirs).norm() < 0.01 * theirs.norm()

@@ -99,7 +99,10 @@ def tiny_pair(family: str, encoder: int = 3, decoder: int = 4, *, seed: int = 0,
         **({"decoder_vocab_size": VOCABULARY} if family == "marian" else {}),
         **two_sided_sizes(family, encoder, decoder, **sizes),
     )
-    return _made(AutoModelForSeq2SeqLM, config, seed)
+    model = _made(AutoModelForSeq2SeqLM, config, seed)
+    if hasattr(model, "final_logits_bias"):  # Marian's checkpoints have one that is not 0
+        model.final_logits_bias.copy_(torch.linspace(-1, 1, VOCABULARY))
+    return model
 
 
 def _made(auto: type, config, seed: int) -> PreTrainedModel:

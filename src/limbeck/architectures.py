@@ -329,6 +329,12 @@ def output_map(model: PreTrainedModel) -> nn.Linear:
     return _linear(model.get_submodule(family(model).output))
 
 
+def output_bias(model: PreTrainedModel) -> Tensor | None:
+    """What is added to what that map gives: its own bias, or the one BART has beside it."""
+    beside = getattr(model, "final_logits_bias", None)
+    return output_map(model).bias if beside is None else beside[0]
+
+
 def dense_map(model: PreTrainedModel) -> nn.Linear:
     """The classifier's first linear map."""
     return _linear(model.get_submodule(family(model).dense))
@@ -415,6 +421,25 @@ def cut_short(model: PreTrainedModel, depth: int, side: Side = "decoder") -> Pre
     view, inner = _shallow(model), shortened(model, depth, side=side)
     view._modules[model.base_model_prefix], view.__dict__["forward"] = inner, inner.forward
     return view
+
+
+def handing_on(model: PreTrainedModel) -> tuple[PreTrainedModel, nn.Module]:
+    """The model without its output map; and what stands there instead, which is given what the map would be given."""
+    view = inner = _shallow(model)
+    *containers, last = family(model).output.split(".")
+    for name in containers:
+        inner._modules[name] = inner = _shallow(inner.get_submodule(name))
+    inner._modules[last] = aside = _Aside()
+    if (bias := view._buffers.get("final_logits_bias")) is not None:  # BART would widen that column by it again
+        view.__dict__["_buffers"] = {**view._buffers, "final_logits_bias": bias[:, :1]}
+    return view, aside
+
+
+class _Aside(nn.Module):
+    """Stands where an output map stood: gives one column, for the model to scale or bend in vain."""
+
+    def forward(self, states: Tensor) -> Tensor:
+        return states[..., :1]
 
 
 def copied_blocks(model: PreTrainedModel, first: int, last: int) -> nn.Module:

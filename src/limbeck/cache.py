@@ -28,6 +28,7 @@ from limbeck.features import FEATURES
 from limbeck.folder import write_file
 from limbeck.spec import parse
 from limbeck.taps import Features, Site, Tap
+from limbeck.vocabulary import Predictor
 
 ROWS = 64  # of a canonical batch
 PIECE = 4096  # examples a stored file
@@ -197,6 +198,7 @@ def _compute(
 ) -> None:
     tokens = data.on(device)
     for chunk, length in batches:
+        tokens.fetch(chunk, length)
         batch = tokens.batch(torch.from_numpy(chunk).to(device), length)
         features = answer(**batch)
         real = batch["id"] != FILL
@@ -205,6 +207,7 @@ def _compute(
         places = starts[:, None] + torch.arange(length, device=device)
         for table in tables:
             values = features[table.site].values
+            values = values.states if isinstance(values, Predictor) else values
             where, found = (places[valid], values[valid]) if table.per_token else (batch["id"][real], values[real])
             table.values[where.to(table.values.device)] = found.to(table.values.device, table.values.dtype)
 
@@ -243,7 +246,9 @@ def _per_token(site: Site, tap: Tap) -> bool:
 
 
 def _width(site: Site, tap: Tap) -> int:
-    return getattr(architectures.shape(tap.model), _feature(site).width)
+    """How wide a row is; predictions of words are kept as the states they are made of."""
+    shape = architectures.shape(tap.model)
+    return shape.reads if tap.words(site) else getattr(shape, _feature(site).width)
 
 
 def _rows(site: Site) -> str | None:

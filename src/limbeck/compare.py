@@ -22,6 +22,7 @@ from limbeck.report.tables import count
 
 def compare(names: list[str], data: DataSpec, predictions: Path | None = None) -> list[dict[str, Any]]:
     """A row a model: scores of every split, size, milliseconds a forward (taken in turns), agreement with the first."""
+    data = models.with_kind(data, names[0])
     corpus = load(data, train=False)
     kind = KINDS[corpus.task.kind]
     device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,4 +1,4 @@
-"""How good a model is: its predictions, its metrics on the 0–100 scale, and how much of the teacher it keeps."""
+"""How good a model is: its predictions, its metrics, and how much of the teacher it keeps."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,14 +15,28 @@ from limbeck.data.encoding import Encoded
 from limbeck.data.plan import bucket
 from limbeck.data.tasks import Task
 from limbeck.errors import LimbeckError, did_you_mean
+from limbeck.features import LOGITS
+from limbeck.taps import Tap
+from limbeck.vocabulary import Predictor, loss_and_best, told
 
-__all__ = ["agreement", "arguments", "evaluate", "evaluating", "measure", "predict", "retention"]
+__all__ = [
+    "agreement",
+    "arguments",
+    "evaluate",
+    "evaluating",
+    "lower_is_better",
+    "measure",
+    "predict",
+    "retention",
+]
+TOKENS = 2**14  # of a batch, at most
 
 
 def measure(task: Task, logits: np.ndarray, right: Any) -> dict[str, float]:
     """Every metric of `task`, on the 0–100 scale; `right` is what `Encoded.right` holds, such as labels.
 
-    A correlation with constant or non-finite predictions is 0.
+    Those of which less is better, such as perplexity, are as they are. A correlation with constant or non-finite
+    predictions is 0.
     """
     kind = kinds.KINDS[task.kind]
     if len(logits) == 0:
@@ -34,7 +48,8 @@ def measure(task: Task, logits: np.ndarray, right: Any) -> dict[str, float]:
             + did_you_mean(unknown[0], kind.metrics)
         )
     predictions, expected = kind.decided(logits, task.labels, right), kind.expected(right, task.labels)
-    return {name: 100 * float(kind.metrics[name](predictions, expected)) for name in task.metrics}
+    found = {name: float(kind.metrics[name](predictions, expected)) for name in task.metrics}
+    return {name: value if name in kind.lower else 100 * value for name, value in found.items()}
 
 
 def predict(
@@ -45,7 +60,8 @@ def predict(
     batch_size: int = 64,
     precision: torch.dtype | None = None,
 ) -> np.ndarray:
-    """The logits of every example, or of every token, in the order of `encoded`, as float32.
+    """The logits of every example, or of every token, in the order of `encoded`, as float32; where words are
+    predicted, the loss and the likeliest word of every token instead.
 
     Runs without dropout and leaves every module in the mode it was found in. `device` moves the model there first;
     by default it runs where it is. `precision` turns on autocast to that type; by default the model's own is used.
@@ -56,14 +72,19 @@ def predict(
         model.to(device)  # pyright: ignore[reportArgumentType] -- transformers hides the signature
     lengths = encoded.lengths
     by_length = np.argsort(lengths, kind="stable")
+    batch_size = max(1, min(batch_size, TOKENS // int(lengths.max())))
     autocast = torch.autocast(model.device.type, dtype=precision, enabled=precision is not None)
     kind, rows = kinds.of(model), []
+    tap = Tap(model, [("logits", LOGITS)]) if kind.vocabulary else None
     # Not in inference mode: weights that a sharded model gathers there could not be trained afterwards.
     with evaluating(model), torch.no_grad(), autocast:
         for start in range(0, len(by_length), batch_size):
             ids = by_length[start : start + batch_size]
             batch = encoded.batch(ids, bucket(int(lengths[ids].max()), int(lengths.max())))
-            logits = kind.logits(model(**arguments(model, batch))).float()
+            if tap is None:
+                logits = kind.logits(model(**arguments(model, batch))).float()
+            else:
+                logits = _told(tap, kind, {name: column.to(model.device) for name, column in batch.items()})
             rows.append(logits[batch["attention_mask"].bool()] if kind.per_token else logits)
     logits = torch.cat(rows).cpu().numpy()
     ordered = np.empty_like(logits)
@@ -78,9 +99,17 @@ def evaluate(model: PreTrainedModel, encoded: Encoded, task: Task, **options: An
     return measure(task, predict(model, encoded, **options), encoded.right)
 
 
-def retention(student: float, teacher: float | None) -> float | None:
-    """The student's score in percent of the teacher's; None without a teacher, or where it scores 0 or below."""
-    return None if teacher is None or teacher <= 0 else 100 * student / teacher
+def retention(student: float, teacher: float | None, *, lower: bool = False) -> float | None:
+    """The student's score in percent of the teacher's, or the other way round where a lower one is better; None without
+    a teacher, or where it scores 0 or below."""
+    if teacher is None or teacher <= 0:
+        return None
+    return 100 * teacher / student if lower else 100 * student / teacher
+
+
+def lower_is_better(task: Task) -> bool:
+    """Whether less of a task's main metric is better."""
+    return bool(task.metrics) and task.metrics[0] in kinds.KINDS[task.kind].lower
 
 
 def agreement(student_logits: np.ndarray, teacher_logits: np.ndarray, task: Task, right: Any = None) -> float:
@@ -106,6 +135,13 @@ def evaluating(*models: nn.Module) -> Iterator[None]:
 def arguments(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The columns of `batch` that the model takes, where the model is."""
     return {name: batch[name].to(model.device, non_blocking=True) for name in inputs(model) if name in batch}
+
+
+def _told(tap: Tap, kind: kinds.Kind, batch: dict[str, Tensor]) -> Tensor:
+    logits, labels = tap(**batch)["logits", LOGITS].values, kind.targets(batch)
+    if labels is None:
+        raise LimbeckError("These texts have no labels, so the words predicted cannot be scored.")
+    return told(logits, labels) if isinstance(logits, Predictor) else loss_and_best(logits, labels)
 
 
 def _tokens(encoded: Encoded, ids: np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ of attention of the decoder's attention to the encoder: `hidden(side=encoder)`, 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Annotated, Literal, NamedTuple, TypeVar, get_args
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args
 
 import torch
 import torch.nn.functional as F
@@ -55,7 +55,7 @@ class Seen:
     hidden: dict[int, Tensor] = field(default_factory=dict)
     final: Tensor | None = None  # the last block's states, normed where the model has a norm behind its blocks
     attention: dict[int, Attention] = field(default_factory=dict)
-    logits: Tensor | None = None
+    logits: Any = None  # over a vocabulary, what they are made of
     projector: nn.Linear | None = None  # what stands between the last state and the classifier
     pooling: Literal["first", "last", "mean"] = "first"  # which states the classifier reads
     per_token: bool = False  # the classifier predicts for every token
@@ -152,10 +152,10 @@ def classifier_input(seen: Seen, layer: int) -> Rows:
 
 @seen_at("logits", fixed=LOGITS, width="labels", rows="prediction")
 def logits(seen: Seen, layer: int) -> Rows:
-    """The predictions."""
+    """The predictions; of language models a `Predictor`, which makes them for some tokens at a time."""
     if seen.logits is None:
         raise RuntimeError("logits were read, but the forward stopped before them")
-    return Rows(_exact(seen.logits), seen.predicted)
+    return Rows(_exact(seen.logits) if isinstance(seen.logits, Tensor) else seen.logits, seen.predicted)
 
 
 @seen_at("attention")

@@ -18,6 +18,7 @@ from limbeck.errors import LimbeckError
 from limbeck.features import last_token
 from limbeck.mappings import Layers
 from limbeck.taps import IMPLEMENTATION
+from limbeck.vocabulary import Predictor, Shaping, shaping
 
 Kind = Literal["linear", "mlp", "next-layer", "all-next-layers"] | None
 Head = Literal["linear", "pooled"]
@@ -31,10 +32,15 @@ class Filters(nn.Module):
     A filter is `linear`, an `mlp`, a copy of the model's `next-layer` or of `all-next-layers`, or `none`: the head
     alone. A `pooled` head has a layer of its own before the last map. The filters of a student made of the teacher's
     layers have the form of the teacher's, so that they can become copies of them.
+
+    Where words are predicted, the last map of all heads is the teacher's output embedding, which does not train: one a
+    head would be several times as large as the models.
     """
 
     student: "Side"
     teacher: "Side"
+    words: Tensor
+    words_bias: Tensor | None
 
     def __init__(self, student: int, teacher: int, pairs: int, *, kind: Kind = "linear", head: Head = "linear") -> None:
         super().__init__()
@@ -43,6 +49,7 @@ class Filters(nn.Module):
         self.head: Head = head
         self.layers: Layers | None = None
         self.alike = False  # whether the student is made of the teacher's layers
+        self.shaping: Shaping | None = None  # of logits over words
 
     def bind(self, student: PreTrainedModel, teacher: PreTrainedModel, layers: Layers, *, tokens: bool) -> None:
         """Make the filters of these layers; a second time only see that they are the same layers."""
@@ -64,8 +71,34 @@ class Filters(nn.Module):
         self.layers = layers
         self.alike = architectures.same_blocks(student, layers.student, teacher, layers.teacher)
         labels = architectures.shape(student).labels
+        if kinds.of(teacher).vocabulary:
+            self._take_words(teacher)
+            labels = None
         self.teacher = Side(self, teacher, layers.teacher, labels)
         self.student = copy.deepcopy(self.teacher) if self.alike else Side(self, student, layers.student, labels)
+
+    def _take_words(self, teacher: PreTrainedModel) -> None:
+        output, self.shaping = architectures.output_map(teacher), shaping(teacher)
+        if self.shaping is None:
+            raise LimbeckError(
+                f"filters predict words as the teacher does, and what {type(teacher).__name__} does to its logits is "
+                "not known. Use lwd, which has no filters."
+            )
+        if self.kind is None:
+            raise LimbeckError(
+                "filters(none) are heads alone, and those of a language model are its output embedding, which does not "
+                "train. Use filters(linear)."
+            )
+        # Made anew from the teacher wherever filters are, so no checkpoint needs to hold it.
+        self.register_buffer("words", output.weight.detach().clone(), persistent=False)
+        self.register_buffer("words_bias", None if output.bias is None else output.bias.detach().clone(), False)
+
+    def predict(self, side: Literal["student", "teacher"], states: Sequence[Tensor], mask: Tensor) -> list[Any]:
+        """The predictions of every head of a side: logits, or a `Predictor` of words."""
+        found = getattr(self, side).predict(states, mask)
+        if self.shaping is None:
+            return found
+        return [Predictor(one, self.words, self.words_bias, *self.shaping) for one in found]
 
     def copy_to_student(self) -> None:
         """Make the student's filters and heads what the teacher's are."""
@@ -89,7 +122,7 @@ class Filters(nn.Module):
 class Side(nn.Module):
     """The filters and heads of one model, one of each a layer."""
 
-    def __init__(self, asked: Filters, model: PreTrainedModel, layers: Sequence[int], labels: int) -> None:
+    def __init__(self, asked: Filters, model: PreTrainedModel, layers: Sequence[int], labels: int | None) -> None:
         super().__init__()
         width = asked.width if asked.kind else architectures.shape(model).width
         self.filters = nn.ModuleList(_filter(asked.kind, model, layer, width) for layer in layers)
@@ -101,7 +134,8 @@ class Side(nn.Module):
         return [f(s, mask) if isinstance(f, Blocks) else f(s) for f, s in zip(self.filters, states)]
 
     def predict(self, states: Sequence[Tensor], mask: Tensor) -> list[Tensor]:
-        """The predictions of every head, of the first token or, where the task asks for that, of each."""
+        """The predictions of every head, of the first token or, where the task asks for that, of each; for words, what
+        they are made of."""
         filtered = self(states, mask)
         if filtered[0].dim() == 3 and not self.per_token:
             filtered = [last_token(f, mask) if self.last else f[:, 0] for f in filtered]
@@ -135,8 +169,8 @@ def _filter(kind: Kind, model: PreTrainedModel, layer: int, width: int) -> nn.Mo
     return Blocks(model, layer + 1, layer + 1 if kind == "next-layer" else depth, width)
 
 
-def _head(kind: Head, width: int, labels: int) -> nn.Module:
-    last = [nn.Dropout(DROPOUT), nn.Linear(width, labels)]
+def _head(kind: Head, width: int, labels: int | None) -> nn.Module:
+    last = [nn.Dropout(DROPOUT)] + ([] if labels is None else [nn.Linear(width, labels)])
     pooler = [nn.Dropout(DROPOUT), nn.Linear(width, width), nn.GELU()] if kind == "pooled" else []
     return nn.Sequential(*pooler, *last)
 

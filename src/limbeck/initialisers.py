@@ -91,7 +91,10 @@ def classifier(start: Start, *, frozen: bool = False, project: bool = False) -> 
             f"the teacher's classifier predicts {teacher.config.num_labels} labels and the student is to predict "
             f"{student.config.num_labels}: it does not fit. Give a teacher of this task."
         )
-    reused = projector.take_over(student, teacher, project=project)
+    if of(student).vocabulary:
+        reused = _take_words(student, teacher, project)
+    else:
+        reused = projector.take_over(student, teacher, project=project)
     start.fresh_classifier = False
     start.frozen |= reused if frozen else set()
     start.notes.append(f"pooler and classifier are the teacher's, {'frozen' if frozen else 'and train on'}")
@@ -99,6 +102,20 @@ def classifier(start: Start, *, frozen: bool = False, project: bool = False) -> 
         start.notes.append(
             f"a learnt map from width {added.in_features} to {added.out_features} feeds the reused classifier"
         )
+
+
+def _take_words(student: PreTrainedModel, teacher: PreTrainedModel, project: bool) -> set[str]:
+    """Copy the teacher's output embeddings; answers the names of what they are copied to."""
+    ours, theirs = architectures.output_map(student), architectures.output_map(teacher)
+    tied = student.config.tie_word_embeddings, teacher.config.tie_word_embeddings
+    if project or ours.weight.shape != theirs.weight.shape or tied[0] != tied[1]:
+        raise LimbeckError(
+            "a language model's head is its output embedding: it can be reused as it is, by a student of the teacher's "
+            "width and vocabulary, and no map can stand before it. Take a recipe without a reused classifier, such as "
+            "lwd or ted."
+        )
+    ours.load_state_dict(theirs.state_dict())
+    return {name for name, p in student.named_parameters() if any(p is own for own in ours.parameters())}
 
 
 def embeddings(start: Start, *, frozen: bool = False) -> None:
@@ -220,8 +237,10 @@ def _copy(start: Start, chosen: Mapping[Side, Sequence[int]], *, with_head: bool
         )
     for side, layers in chosen.items():
         _copy_blocks(start, side, layers)
-    beside = architectures.block_names(student)
-    beside += () if with_head and start.fresh_classifier else tuple(architectures.head(student))
+    words = of(student).vocabulary  # whose head belongs to the words, as embeddings do, and to no task
+    with_head = words or (with_head and start.fresh_classifier)
+    beside = architectures.block_names(student) + (() if with_head else tuple(architectures.head(student)))
+    start.fresh_classifier &= not words
     theirs = source.state_dict()
     student.load_state_dict({n: theirs[n] for n in student.state_dict() if not n.startswith(beside)}, strict=False)
 

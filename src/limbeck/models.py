@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from transformers.utils import logging
 from limbeck import architectures
 from limbeck.data.alignment import is_generic
 from limbeck.data.kinds import KINDS, Kind, declared, of
+from limbeck.data.spec import DataSpec
 from limbeck.data.tasks import Task, plain
 from limbeck.errors import LimbeckError
 
@@ -66,6 +68,15 @@ def load_model(name: str, task: Task | None = None) -> PreTrainedModel:
     return model
 
 
+def with_kind(data: DataSpec, name: str | None) -> DataSpec:
+    """The data of a user who did not say what is learnt from running text: what the model predicts, if it is words."""
+    texts = [file for file in (data.train, data.eval, data.test) if file and file.lower().endswith(".txt")]
+    if data.kind is not None or not texts or name is None:
+        return data
+    kind = _kind_of(config_of(name))
+    return replace(data, kind=kind.name) if kind is not None and kind.packed else data
+
+
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """The tokenizer beside a model."""
     tokenizer = _loaded(name, lambda place: AutoTokenizer.from_pretrained(place, trust_remote_code=False))
@@ -87,7 +98,7 @@ def label_names(model: PreTrainedModel) -> list[str]:
 
 def check_kind(model: PreTrainedModel, task: Task, owner: str) -> None:
     """A model of scores for a regression task, one of classes for a classification task, and so on."""
-    if (kind := of(model)).name != task.kind:
+    if (kind := of(model)).name != (KINDS[task.kind].like or task.kind):
         predicts = f"{model.config.num_labels} {kind.classes}" if kind.named else kind.predicts
         raise LimbeckError(
             f"{owner} predicts {predicts}, and {task.name} is a {task.kind} task. Give a model fine-tuned on this task."
@@ -96,8 +107,9 @@ def check_kind(model: PreTrainedModel, task: Task, owner: str) -> None:
 
 def fits_labels(model: PreTrainedModel, task: Task) -> bool:
     """Whether a classifier predicts the task's labels, in whatever order, or as many without names."""
-    if of(model).name != task.kind or not of(model).named:
-        return of(model).name == task.kind
+    wanted = KINDS[task.kind].like or task.kind
+    if of(model).name != wanted or not of(model).named:
+        return of(model).name == wanted
     names = label_names(model)
     generic = is_generic(dict(enumerate(names)))
     same = generic or sorted(map(plain, names)) == sorted(map(plain, task.labels))

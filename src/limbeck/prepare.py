@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from limbeck import architectures, models
 from limbeck.data import kinds
 from limbeck.data.alignment import align
-from limbeck.data.corpus import Corpus, Split
+from limbeck.data.corpus import Corpus, RunningText, Split
 from limbeck.data.encoding import Encoded, encode
 from limbeck.data.loading import load, load_inputs
 from limbeck.data.mixing import Mixup
@@ -115,6 +115,7 @@ def request(
     """Resolve the recipe for the task, with every fault reported at once."""
     if seed < 0:
         raise LimbeckError(f"--seed {seed} must be 0 or more.")
+    data = models.with_kind(data, teacher or student)
     with allowing(allow_code):
         resolved = resolve(recipe, task=data.task_name, overrides=set)
         if data.supplement:
@@ -272,7 +273,8 @@ def fingerprint(*splits: Encoded) -> str:
     for data in splits:
         digest.update(data.offsets.tobytes())
         for name in sorted(data.columns):
-            digest.update(name.encode() + data.columns[name].tobytes())
+            digest.update(name.encode())
+            digest.update(memoryview(data.columns[name]))  # type: ignore[arg-type] -- may be mapped, so not copied
         if data.labels is not None:
             digest.update(data.labels.tobytes())
     return digest.hexdigest()[:16]
@@ -339,7 +341,7 @@ def _check_data(recipe: Recipe, labelled: list[bool]) -> None:
             )
 
 
-def _training(corpus: Corpus) -> Split:
+def _training(corpus: Corpus) -> Split | RunningText:
     if corpus.train is None:
         raise LimbeckError("there is nothing to train on: give --train FILE, or --task NAME --data FOLDER.")
     return corpus.train

@@ -195,6 +195,7 @@ def _train(
         pace,
         score,
         {"student": student, **aligners},
+        lower=evaluation.lower_is_better(prepared.task),
     )
 
     def kept(state: State) -> dict[str, torch.nn.Module]:
@@ -272,7 +273,10 @@ def _score(prepared: Prepared, state: State, device: torch.device, seconds: floa
         "metric": metric,
         "teacher": teacher,
         "student": student,
-        "retention": evaluation.retention(student, teacher) if student is not None else None,
+        "retention": None
+        if student is None
+        else evaluation.retention(student, teacher, lower=evaluation.lower_is_better(task)),
+        "lower": list(KINDS[task.kind].lower),
         "metrics": {who: here.get(who, {}) for who in models},
         "splits": {place: found for place, found in scored.items() if place != split},
         "split": split,

@@ -24,7 +24,8 @@ from limbeck import architectures
 from limbeck.architectures import Side
 from limbeck.data import kinds
 from limbeck.data.mixing import mix
-from limbeck.features import Attention, Rows, Seen, find_feature
+from limbeck.features import LOGITS, Attention, Rows, Seen, find_feature
+from limbeck.vocabulary import Predictor, Shaping, shaping
 
 Site = tuple[str, int]  # a feature, as a call string, and a layer
 Features = dict[Site, Rows]
@@ -120,7 +121,11 @@ class Tap:
         self.side: Side = "encoder" if read == {"encoder"} else "decoder"
         self.last = [stack for stack in self.stacks.values() if (stack.side == "encoder") == (self.side == "encoder")]
         self.depth = max(stack.depth for stack in self.last)
+        self.shaping = shaping(model) if self.whole and self.kind.vocabulary else None
+        self.output: nn.Module | None = None  # what is given the states that logits are made of, where it makes none
         self.runs = model if self.whole else architectures.cut_short(model, self.depth, self.side)
+        if self.shaping is not None:
+            self.runs, self.output = architectures.handing_on(model)
         taken = inspect.signature(self.runs.forward).parameters
         self.columns = tuple(name for name in architectures.inputs(model) if name in taken)
         self.options = {"use_cache": False} if "use_cache" in taken else {}
@@ -162,11 +167,12 @@ class Tap:
                 attached.enter_context(self._mix_embeddings(batch))  # first, so that layer 0 is seen mixed
             for side, stack in self.stacks.items():
                 attached.enter_context(stack.watching(seen[side]))
+            attached.enter_context(self._watch_output(seen))
             attached.enter_context(self._watch_attention(seen))
             attached.enter_context(self._attending())
             attached.enter_context(self._placing())
             output = self.runs(**architectures.arguments(self.model, batch, self.columns), **self.options)
-        if self.whole:
+        if self.whole and self.output is None:
             seen["decoder"].logits = self.kind.logits(output)
         with full_precision(batch["attention_mask"]):
             found = {}
@@ -204,6 +210,29 @@ class Tap:
         finally:
             for handle in handles.values():
                 handle.remove()
+
+    @contextmanager
+    def _watch_output(self, seen: Mapping[Side, Seen]) -> Iterator[None]:
+        """Keep what a language model's logits are made of, instead of logits."""
+
+        def keep(_: nn.Module, args: tuple[Tensor]) -> None:
+            seen["decoder"].logits = self.predictor(args[0])
+
+        hook = self.output.register_forward_pre_hook(keep) if self.output is not None else None
+        try:
+            yield
+        finally:
+            if hook is not None:
+                hook.remove()
+
+    def words(self, site: Site) -> bool:
+        """Whether a site's values are predictions of words, yet to be made."""
+        return self.output is not None and site == ("logits", LOGITS)
+
+    def predictor(self, states: Tensor) -> Predictor:
+        """Logits of these last states, yet to be made, by the weights the model has now."""
+        weight, bias = architectures.output_map(self.model).weight, architectures.output_bias(self.model)
+        return Predictor(states, weight, bias, *(self.shaping or Shaping()))
 
     @contextmanager
     def _watch_attention(self, seen: Mapping[Side, Seen]) -> Iterator[None]:

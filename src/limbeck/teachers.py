@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from limbeck.data.encoding import Encoded
 from limbeck.data.plan import FILL
 from limbeck.features import Rows, Seen
 from limbeck.taps import Features, Site, Tap, full_precision
+from limbeck.vocabulary import Predictor
 
 PASSES = 2  # over the data, from which on a cache pays
 
@@ -88,6 +90,7 @@ class Cached:
         self.staged: dict[tuple[Site, int, int], Tensor] = {}
         here = [table for table in self.tables if not (self._on_host(table) or table.mapped)]
         self.pooled = join_pooled(here)
+        self.words = _given(live.tap) if any(live.tap.words(table.site) for table in tables) else None
 
     def features(self, **batch: Tensor) -> Features:
         """The features read, for the examples `id` of this batch."""
@@ -102,8 +105,13 @@ class Cached:
                 values = self._staged(table, *seen.mask.shape)
                 if values is None:
                     values = gather(table, rows, places)
-                known[table.site] = Rows(values.float(), seen.mask if table.per_token else seen.one_row)
+                known[table.site] = Rows(self._shown(table, values), seen.mask if table.per_token else seen.one_row)
         return known
+
+    def _shown(self, table: Table, values: Tensor) -> Any:
+        if self.words is not None and self.tap.words(table.site):
+            return self.words._replace(states=values)
+        return values.float()
 
     def join(self) -> None:
         """Have what comes after wait for what a live teacher answers."""
@@ -125,6 +133,12 @@ class Cached:
 
     def _on_host(self, table: Table) -> bool:
         return table.values.device.type != self.device.type
+
+
+def _given(tap: Tap) -> Predictor:
+    """How a teacher makes words of states, with its weights where they are now: the model may leave the device."""
+    made = tap.predictor(torch.empty(0))
+    return made._replace(weight=made.weight.detach(), bias=None if made.bias is None else made.bias.detach())
 
 
 def remembering(

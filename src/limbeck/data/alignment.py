@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from limbeck.data.corpus import Corpus, Split
+from limbeck.data.corpus import Corpus, RunningText, Split
 from limbeck.data.kinds import KINDS, Kind
 from limbeck.data.labels import keys
 from limbeck.errors import LimbeckError
@@ -51,8 +51,12 @@ def align(corpus: Corpus, id2label: Mapping[int, str], owner: str) -> tuple[Corp
     return aligned, f"The labels were put in the order of {owner}: {_shown(labels)}."
 
 
-def _moved(split: Split, kind: Kind, moved: np.ndarray) -> Split:
-    return split if split.labels is None else replace(split, labels=kind.moved(split.labels, moved))
+def _moved(split: Split | RunningText, kind: Kind, moved: np.ndarray) -> Split | RunningText:
+    return (
+        split
+        if isinstance(split, RunningText) or split.labels is None
+        else replace(split, labels=kind.moved(split.labels, moved))
+    )
 
 
 def _mismatch(corpus: Corpus, model: Sequence[str], owner: str) -> LimbeckError:

@@ -1,6 +1,8 @@
 """What loaded data is: splits of texts and labels."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -31,10 +33,23 @@ class Split:
 
 
 @dataclass(frozen=True)
+class RunningText:
+    """Texts without labels or examples of their own, read when they are packed; see packing.py.
+
+    `held` takes the last hundredth of the blocks (True) or all but it (False).
+    """
+
+    name: str
+    files: tuple[Path, ...]
+    column: str  # of the texts, in JSONL and Parquet
+    held: bool | None = None
+
+
+@dataclass(frozen=True)
 class Corpus:
     """A task's splits. The first of `evals` is the one selections are made on; `notes` tell the user what was done."""
 
     task: Task
-    train: Split | None
-    evals: dict[str, Split]
+    train: Split | RunningText | None
+    evals: Mapping[str, Split | RunningText]
     notes: tuple[str, ...] = ()

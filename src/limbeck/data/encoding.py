@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from limbeck.data.corpus import Split
+from limbeck.data.corpus import RunningText, Split
 from limbeck.data.kinds import IGNORE, KINDS, Kind
+from limbeck.data.packing import pack
 from limbeck.data.plan import FILL
 from limbeck.errors import LimbeckError
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerBase
 
-    from limbeck.data.resident import Resident
+    from limbeck.data.resident import Resident, Streamed
 
 # Texts a tokenizer call: its Python lists take some forty times the memory of the int32 columns they become.
 _CHUNK = 8192
@@ -51,8 +52,24 @@ class Encoded:
         """How many tokens each example has."""
         return np.diff(self.offsets)
 
-    def on(self, device: torch.device | str) -> Resident:
-        """The same tokens on a device, from where batches need no work on the host."""
+    def on(self, device: torch.device | str) -> Resident | Streamed:
+        """The same tokens on a device, from where batches need no work on the host; or, where they are too many for
+        it, on the host, from where each batch is copied."""
+        import torch
+
+        from limbeck.data.resident import Streamed, fits
+
+        size = sum(column.nbytes for column in self.columns.values())
+        device = torch.device(device)
+        return self._moved(device) if fits(size, device) else Streamed(self._here, device)
+
+    @cached_property
+    def _here(self) -> Resident:
+        import torch
+
+        return self._moved(torch.device("cpu"))
+
+    def _moved(self, device: torch.device) -> Resident:
         import torch
 
         from limbeck.data.resident import Resident
@@ -62,10 +79,6 @@ class Encoded:
 
         columns = {name: move(column) for name, column in self.columns.items()}
         return Resident(columns, move(self.offsets), None if self.labels is None else move(self.labels), self.pads)
-
-    @cached_property
-    def _here(self) -> Resident:
-        return self.on("cpu")
 
     def batch(self, ids: np.ndarray, length: int) -> dict[str, torch.Tensor]:
         """The examples `ids`, padded on the right to `length`: see `Resident.batch`."""
@@ -80,7 +93,7 @@ class Encoded:
 
 
 def encode(
-    split: Split,
+    split: Split | RunningText,
     tokenizer: PreTrainedTokenizerBase,
     columns: Iterable[str],
     max_length: int,
@@ -91,7 +104,9 @@ def encode(
     Token types come from here even if the tokenizer leaves them out by default, since the other model may read them.
     A pair that is too long loses tokens of its longer text.
     """
-    _check(tokenizer, max_length)
+    _check(tokenizer, max_length, kind)
+    if isinstance(split, RunningText):
+        return _packed(split, tokenizer, max_length, kind)
     wanted = set(columns)
     flat: dict[str, list[np.ndarray]] = {}
     lengths: list[int] = []
@@ -116,13 +131,41 @@ def encode(
         columns=whole,
         offsets=offsets,
         labels=None if kind.per_token else split.labels,
-        pads={name: pads.get(name, tokenizer.pad_token_id) for name in flat},
+        pads={name: pads.get(name, _padding(tokenizer)) for name in flat},
         gold=kind.gold(split, whole.get("labels"), offsets),
     )
 
 
-def _check(tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
-    if tokenizer.pad_token_id is None:
+def _packed(text: RunningText, tokenizer: PreTrainedTokenizerBase, max_length: int, kind: Kind) -> Encoded:
+    """Blocks of running text. Of the columns there is one: every model takes a lone text's types for granted."""
+    tokens, offsets = pack(text.files, text.column, tokenizer, max_length)
+    if text.held is not None:
+        blocks = len(offsets) - 1
+        if blocks < 2:
+            raise LimbeckError(
+                f"{text.files[0]} is one block of {len(tokens)} tokens: too few to hold some out. Give --eval FILE, or "
+                "a lower --max-length."
+            )
+        cut = blocks - max(1, blocks // 100)
+        offsets = offsets[cut:] if text.held else offsets[: cut + 1]
+        tokens, offsets = tokens[offsets[0] : offsets[-1]], offsets - offsets[0]
+    return Encoded(
+        columns={"input_ids": tokens},
+        offsets=offsets,
+        labels=None,
+        pads={"input_ids": _padding(tokenizer)},
+        gold=kind.gold(text, tokens, offsets),
+    )
+
+
+def _padding(tokenizer: PreTrainedTokenizerBase) -> int:
+    """The token behind the end of a text. Language models may have none; any will do, since nobody reads it."""
+    found: Any = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    return found or 0
+
+
+def _check(tokenizer: PreTrainedTokenizerBase, max_length: int, kind: Kind) -> None:
+    if tokenizer.pad_token_id is None and not kind.vocabulary:
         raise LimbeckError(
             f"The tokenizer of {tokenizer.name_or_path or 'this model'} has no padding token, so texts cannot be "
             "batched. Give it one and save it beside the model: tokenizer.pad_token = tokenizer.eos_token; "

@@ -7,12 +7,13 @@ from pathlib import Path
 import numpy as np
 
 from limbeck.data.columns import Columns, Rows, Table, choose, extract
-from limbeck.data.corpus import Corpus, Split
+from limbeck.data.corpus import Corpus, RunningText, Split
 from limbeck.data.files import SUFFIXES, read
 from limbeck.data.glue import read_task, split_files
 from limbeck.data.hub import is_id, read_dataset
 from limbeck.data.kinds import KINDS, Kind, find_kind
 from limbeck.data.labels import kind_of
+from limbeck.data.packing import find_files
 from limbeck.data.spec import DataSpec
 from limbeck.data.tasks import Task, find_task
 from limbeck.errors import LimbeckError
@@ -25,9 +26,11 @@ def load(spec: DataSpec, *, train: bool = True, labelled: bool = True) -> Corpus
 
     `train=False` reads only what is evaluated on. With `labelled=False` files need no label column, and a corpus in
     which none has one has a task without labels and metrics. Where no eval file is given, a tenth of the train file is
-    held out: the same tenth every time, and no text on both sides.
+    held out: the same tenth every time, and no text on both sides. Of running text it is the last hundredth.
     """
     named = find_task(spec.task) if spec.task is not None else None
+    if spec.kind is not None and find_kind(spec.kind).packed:
+        return _running(spec, find_kind(spec.kind), train)
     tables = _tables(spec, named, train)
     kind = _kind(spec, named, tables)
     rows, notes = _rows(tables, spec, named, labelled, kind)
@@ -41,6 +44,33 @@ def load(spec: DataSpec, *, train: bool = True, labelled: bool = True) -> Corpus
         splits = {"dev": held, **splits}
         notes.append(f"dev: {len(held)} examples held out of {rows['train'].origin}, since no eval file was given")
     return Corpus(task, trained, splits, (*notes, _told(task)))
+
+
+def _running(spec: DataSpec, kind: Kind, train: bool) -> Corpus:
+    """Running text, for a kind that learns from it."""
+    for option in ("task", "data", "label", "labels", "text_pair", "few", "label_noise"):
+        if getattr(spec, option) is not None:
+            raise LimbeckError(
+                f"--{option.replace('_', '-')} does not go with --kind {kind.name}, which reads running text: it is "
+                "given with --train and --eval, and has neither labels nor examples of its own."
+            )
+    named = {"train": spec.train if train else None, "dev": spec.eval, "test": spec.test}
+    texts = {split: RunningText(split, find_files(name), spec.text or "text") for split, name in named.items() if name}
+    if not texts or (train and "train" not in texts):
+        raise LimbeckError(f"--kind {kind.name} reads running text: give it with {'--train' if train else '--eval'}.")
+    notes = [f"{split}: running text, {_counted(text.files)}" for split, text in texts.items()]
+    trained = texts.pop("train", None)
+    if trained is not None and "dev" not in texts:
+        texts = {"dev": replace(trained, name="dev", held=True), **texts}
+        trained = replace(trained, held=False)
+        notes.append("dev: the last hundredth of it, since no eval file was given")
+    task = Task(_stem(Path(spec.train or next(iter(texts.values())).files[0])), kind.name, (), kind.usual_metrics(()))
+    return Corpus(task, trained, texts, tuple(notes))
+
+
+def _counted(files: tuple[Path, ...]) -> str:
+    size = sum(path.stat().st_size for path in files) / 2**20
+    return f"{size:.1f} MiB in " + (str(files[0]) if len(files) == 1 else f"{len(files)} files")
 
 
 def load_inputs(name: str, beside: DataSpec) -> tuple[Split, list[str]]:
@@ -82,6 +112,10 @@ def _tables(spec: DataSpec, task: Task | None, train: bool) -> dict[str, Table]:
         files = {split: path for split, path in split_files(where).items() if train or split != "train"}
     if not files or (train and "train" not in files):
         raise LimbeckError(_nothing_to_read(spec, train))
+    for path in files.values():
+        if path.suffix.lower() == ".txt":
+            known = ", ".join(kind.name for kind in KINDS.values() if kind.packed)
+            raise LimbeckError(f"{path} is running text. Say with --kind what is learnt from it: {known}.")
     return {split: Table(str(path), read(path)) for split, path in files.items()}
 
 
@@ -127,7 +161,9 @@ def _rows(
     pairs: bool | None = None
     for split, table in tables.items():
         columns, guessed = choose(table, spec, usual)
-        if columns.label is None and labelled:
+        if kind and not kind.labelled:
+            columns = columns._replace(label=None)
+        elif columns.label is None and labelled:
             raise LimbeckError(
                 f"No column of {table.origin} looks like a label; its columns are {', '.join(table.columns)}. Name "
                 "it with --label COLUMN."
@@ -170,7 +206,7 @@ def _task(spec: DataSpec, named: Task | None, rows: dict[str, Rows], kind: Kind 
     if spec.labels is not None:
         return _own_task(stem, kind, spec.labels), "--labels"
     if lead is None:
-        return Task(stem, kind.name, (), ()), "nothing"
+        return Task(stem, kind.name, (), () if kind.labelled else kind.usual_metrics(())), "nothing"
     return _own_task(stem, kind, declared or kind.names(values)), origin
 
 

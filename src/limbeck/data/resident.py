@@ -1,9 +1,17 @@
 """A split's tokens where the model is: a batch is gathered there from example ids alone."""
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from limbeck.data.plan import FILL
+
+SHARE = 0.1  # of a device's free memory, which tokens may take
+
+
+def fits(size: int, device: torch.device) -> bool:
+    """Whether so many bytes of tokens may lie on a device."""
+    return device.type != "cuda" or size <= SHARE * torch.cuda.mem_get_info(device)[0]
 
 
 class Resident:
@@ -14,6 +22,9 @@ class Resident:
     ) -> None:
         self.columns, self.offsets, self.labels, self.pads = columns, offsets, labels, pads
         self.shortest = offsets.diff().argmin()
+
+    def fetch(self, ids: np.ndarray, length: int) -> None:
+        """Make ready for a batch of these examples: nothing to do where everything is there."""
 
     def batch(self, ids: Tensor, length: int) -> dict[str, Tensor]:
         """The examples `ids`, padded on the right to `length`, with `attention_mask`, `id`, `weight` and any `labels`.
@@ -39,3 +50,28 @@ class Resident:
         batch["weight"] = real.float()
         batch["id"] = ids
         return batch
+
+
+class Streamed:
+    """Tokens on the host, of which each batch is copied to a device before its step.
+
+    The copies lie in buffers that stay where they are, so that a captured step reads them too.
+    """
+
+    def __init__(self, tokens: Resident, device: torch.device) -> None:
+        self.tokens, self.device = tokens, device
+        self.offsets = tokens.offsets.to(device)
+        self.buffers: dict[tuple[int, int], dict[str, Tensor]] = {}
+
+    def fetch(self, ids: np.ndarray, length: int) -> None:
+        """Copy the batch of these examples."""
+        found = self.tokens.batch(torch.from_numpy(ids), length)
+        buffers = self.buffers.setdefault((len(ids), length), {})
+        for name, values in found.items():
+            if name not in buffers:
+                buffers[name] = torch.empty_like(values, device=self.device)
+            buffers[name].copy_(values, non_blocking=True)
+
+    def batch(self, ids: Tensor, length: int) -> dict[str, Tensor]:
+        """The batch fetched last, of these examples: see `Resident.batch`."""
+        return dict(self.buffers[len(ids), length])

@@ -16,10 +16,10 @@ _NOISE, _FEW = 3, 4
 def scarce(corpus: Corpus, spec: DataSpec, seed: int) -> Corpus:
     """The corpus with its train set as the user wants it: labels flipped first, then a few examples taken."""
     train, notes = corpus.train, list(corpus.notes)
-    if train is not None and spec.label_noise is not None:
+    if isinstance(train, Split) and spec.label_noise is not None:
         train, said = flip_labels(train, corpus.task, spec.label_noise)
         notes.append(said)
-    if train is not None and spec.few is not None:
+    if isinstance(train, Split) and spec.few is not None:
         train, said = take_few(train, spec.few, seed)
         notes.append(said)
     return replace(corpus, train=train, notes=tuple(notes))

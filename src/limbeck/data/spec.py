@@ -30,5 +30,5 @@ class DataSpec:
 
     @property
     def task_name(self) -> str | None:
-        """The task as recipes spell it."""
-        return find_task(self.task).name if self.task else None
+        """The task as recipes spell it, or its kind where that is all there is to say."""
+        return find_task(self.task).name if self.task else self.kind

@@ -76,6 +76,7 @@ class Loop:
     evaluate: Callable[[], Scores]  # the student's scores, main metric first
     modules: dict[str, torch.nn.Module]  # what every checkpoint holds, the stage's objectives aside
     before: int = 0  # steps of the stages before
+    lower: bool = False  # whether a lower score is a better one
 
     def __post_init__(self) -> None:
         self.checkpoints = Checkpoints(self.folder.checkpoints, writes=self.accelerator.is_main_process)
@@ -182,7 +183,7 @@ class Loop:
         if not scores[0]:
             return
         value = next(iter(scores[0].values()))
-        better = state.best is None or value > state.best
+        better = state.best is None or (value < state.best if self.lower else value > state.best)
         self.display.say(
             f"{stage.name}  epoch {epoch + 1}  {shown}" + ("  (best)" if better and keep == "best" else "")
         )

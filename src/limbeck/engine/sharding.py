@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
 from limbeck import architectures
+from limbeck.data.kinds import of
 from limbeck.errors import LimbeckError
 from limbeck.taps import Tap
 
@@ -38,9 +39,9 @@ def shard(model: PreTrainedModel, *, half: bool = False) -> None:
     }
     for block in architectures.every_block(model):
         fully_shard(block, **options)
-    # Features read the projector's weights outside the model's forward, where a sharded one is in pieces.
-    projector = architectures.projector(model)
-    fully_shard(model, ignored_params=set(projector.parameters()) if projector else None, **options)
+    # These are read outside the model's forward, where a sharded module is in pieces.
+    outside = [architectures.projector(model)] + ([architectures.output_map(model)] if of(model).vocabulary else [])
+    fully_shard(model, ignored_params={p for module in outside if module for p in module.parameters()}, **options)
 
 
 def hold_ends(taps: Sequence[Tap]) -> None:
@@ -51,7 +52,9 @@ def hold_ends(taps: Sequence[Tap]) -> None:
     """
     model = taps[0].model
     ends = [tap for tap in taps if tap.ends_in_attention]
-    held = {architectures.blocks(model, tap.side)[tap.depth - 1] for tap in ends} | ({model} if ends else set())
+    words = any(tap.output is not None for tap in taps)  # what is read then enters the output map
+    held: set[nn.Module] = {architectures.blocks(model, tap.side)[tap.depth - 1] for tap in ends}
+    held |= {model} if ends or words else set()
     for module in (model, *architectures.every_block(model)):
         cast(FSDPModule, module).set_reshard_after_forward(module not in held, recurse=False)
 

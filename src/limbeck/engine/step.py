@@ -15,7 +15,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from limbeck.data.resident import Resident
+from limbeck.data.resident import Resident, Streamed
 from limbeck.distiller import Distiller, Output
 from limbeck.engine.blocks import Recomputed
 from limbeck.engine.captures import Captures
@@ -37,7 +37,7 @@ class Step:
         distiller: Distiller,
         stage: Stage,
         accelerator: Accelerator,
-        tokens: Resident,
+        tokens: Resident | Streamed,
         *,
         eager: bool = False,
         compiled: bool = False,
@@ -157,6 +157,7 @@ class Step:
         self.optimizer.step()
 
     def _load(self, ids: np.ndarray, length: int) -> Tensor:
+        self.tokens.fetch(ids, length)
         if self.teacher is not None:
             self.teacher.fetch(ids, length)
         if len(ids) not in self.ids:

@@ -9,7 +9,14 @@ from torch import Tensor
 from limbeck.errors import LimbeckError
 from limbeck.features import LOGITS
 from limbeck.objectives.base import Models, NamedAligner, Read
-from limbeck.objectives.predictions import Logits, cross_entropy, squared_error
+from limbeck.objectives.predictions import (
+    Logits,
+    cross_entropy,
+    from_labels,
+    from_teacher,
+    labels_of,
+    squared_error,
+)
 from limbeck.spec import Call, number
 from limbeck.taps import Features, Tap
 
@@ -48,12 +55,13 @@ class CoTraining(Logits):
         return {Read("student", "logits", LOGITS)}
 
     def forward(self, student: Features, teacher: Features, batch: Mapping[str, Tensor]) -> Tensor:
-        ours = student["logits", LOGITS].values
-        with torch.autocast(ours.device.type, torch.bfloat16, enabled=ours.is_cuda):
-            theirs = self.tap(**batch)["logits", LOGITS].values
-        drawn = self.distance(theirs, ours.detach())
-        taught = (1 - self.share) * self.loss(theirs, batch["labels"]) + self.share * drawn
-        return self.distance(ours, theirs.detach()) + taught
+        ours, labels = student["logits", LOGITS], labels_of(self.kind, batch)
+        with torch.autocast(ours.mask.device.type, torch.bfloat16, enabled=ours.mask.is_cuda):
+            theirs = self.tap(**batch)["logits", LOGITS]
+        drawn = from_teacher(self.distance, self.kind, theirs, ours, labels)
+        learnt = from_labels(self.loss, self.kind, theirs, labels)
+        taught = (1 - self.share) * learnt + self.share * drawn
+        return from_teacher(self.distance, self.kind, ours, theirs, labels) + taught
 
     def finish(self) -> None:
         self._given[0].load_state_dict(self.teacher.state_dict())

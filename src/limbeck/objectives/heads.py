@@ -41,7 +41,7 @@ class Headed(Match):
         """The predictions of a model's layers: a row an example, or a token where the task has labels of tokens."""
         rows = [features[str(self.call), layer] for layer in getattr(self.layers, side)]
         mask = rows[0].mask
-        found = getattr(self.filters, side).predict([one.values for one in rows], mask)
+        found = self.filters.predict(side, [one.values for one in rows], mask)
         if mask.dim() == 2 and not self.kind.per_token:
             mask = torch.ones_like(mask[:, 0])
         return [Rows(values, mask) for values in found]
@@ -77,6 +77,8 @@ class Heads(Headed):
         super().bind(models, named)
         if self.blend and not isinstance(self.blend, Attention):
             raise LimbeckError(f"{self.call}: only layers are combined, not predictions. Use blend: attention.")
+        if self.blend and models.kind.vocabulary:
+            raise LimbeckError(f"{self.call}: predictions of words are not blended. Use a map that pairs layers.")
         if models.regression:
             self.distance = logits_mse
 
@@ -92,5 +94,5 @@ class Heads(Headed):
         with torch.no_grad():
             targets = self.blend(ours, theirs) if self.blend else theirs
         pairs = [(Rows(one, mask), Rows(target, mask)) for one, target in zip(ours, targets)]
-        labels = batch.get("labels")
+        labels = self.kind.targets(batch)
         return self.reduced([from_teacher(self.distance, self.kind, *pair, labels) for pair in pairs])

@@ -6,6 +6,7 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor
 
+from limbeck import vocabulary
 from limbeck.data.kinds import IGNORE, Kind
 from limbeck.data.mixing import mix
 from limbeck.distances import PREDICTIONS, logits_mse
@@ -14,6 +15,7 @@ from limbeck.features import LOGITS, Rows
 from limbeck.objectives.base import Models, NamedAligner, Objective, Read, per_example
 from limbeck.spec import Call, bind, parse
 from limbeck.taps import Features
+from limbeck.vocabulary import Predictor
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
@@ -27,10 +29,19 @@ def squared_error(logits: Tensor, labels: Tensor) -> Tensor:
     return (logits.squeeze(-1) - labels.to(logits.dtype)).square()
 
 
+def labels_of(kind: Kind, batch: Mapping[str, Tensor]) -> Tensor:
+    """The labels of a batch that must have some."""
+    if (labels := kind.targets(batch)) is None:
+        raise LimbeckError("labels are learnt, and the data have none. Give a file with labels.")
+    return labels
+
+
 def from_labels(loss: Callable[..., Tensor], kind: Kind, logits: Rows, labels: Tensor) -> Tensor:
     """A label loss, one number an example."""
     if loss is squared_error:
         return loss(logits.values, labels)
+    if isinstance(logits.values, Predictor):
+        return per_example(vocabulary.cross_entropy(logits.values, labels), kind.counted(logits.mask, labels))
     values, valid = kind.distributions(logits.values, kind.counted(logits.mask, labels))
     return _per_example(loss(values, labels), valid)
 
@@ -38,8 +49,12 @@ def from_labels(loss: Callable[..., Tensor], kind: Kind, logits: Rows, labels: T
 def from_teacher(
     distance: Callable[..., Tensor], kind: Kind, student: Rows, teacher: Rows, labels: Tensor | None
 ) -> Tensor:
-    """A distance of predictions, one number an example."""
-    ours, theirs, valid = student.values, teacher.values, kind.counted(student.mask, labels)
+    """A distance of predictions, one number an example. Where words are predicted, a student may know only the first of
+    the teacher's."""
+    valid = kind.counted(student.mask, labels)
+    if isinstance(student.values, Predictor) and isinstance(teacher.values, Predictor):
+        return per_example(vocabulary.apart(distance, student.values, teacher.values, truncate=True), valid)
+    ours, theirs = student.values, teacher.values.detach()
     if getattr(distance, "func", distance) is not logits_mse:
         (ours, rows), (theirs, _) = (kind.distributions(values, valid) for values in (ours, theirs))
         valid = rows
@@ -83,7 +98,7 @@ class Labels(Objective):
         return {Read(self.sides[0], "logits", LOGITS)}
 
     def forward(self, student: Features, teacher: Features, batch: Mapping[str, Tensor]) -> Tensor:
-        logits, labels = student["logits", LOGITS], batch["labels"]
+        logits, labels = student["logits", LOGITS], labels_of(self.kind, batch)
         if "partner" not in batch or self.sides[0] == "plain":
             return from_labels(self.loss, self.kind, logits, labels)
         if self.loss is squared_error:
@@ -101,18 +116,23 @@ class Logits(Objective):
         self.distance = bind(parse(logits), PREDICTIONS, "prediction distance")
 
     def bind(self, models: Models, named: Mapping[str, NamedAligner]) -> None:
-        if models.teacher is not None and models.teacher.labels != models.student.labels:
-            raise LimbeckError(
-                f"the student predicts {models.student.labels} labels and the teacher {models.teacher.labels}: "
-                "their predictions cannot be compared. Give a teacher and a student of the same task."
-            )
         self.kind = models.kind
+        if models.teacher is not None:
+            self._check_labels(models.student.labels, models.teacher.labels)
         if models.regression:
             self.distance = logits_mse
+
+    def _check_labels(self, ours: int, theirs: int) -> None:
+        if ours != theirs and not (self.kind.vocabulary and ours < theirs):
+            what, give = ("words", "vocabulary") if self.kind.vocabulary else ("labels", "task")
+            raise LimbeckError(
+                f"the student predicts {ours} {what} and the teacher {theirs}: their predictions cannot be compared. "
+                f"Give a teacher and a student of the same {give}."
+            )
 
     def reads(self) -> set[Read]:
         return {Read("student", "logits", LOGITS), Read("teacher", "logits", LOGITS)}
 
     def forward(self, student: Features, teacher: Features, batch: Mapping[str, Tensor]) -> Tensor:
         ours, theirs = student["logits", LOGITS], teacher["logits", LOGITS]
-        return from_teacher(self.distance, self.kind, ours, theirs, batch.get("labels"))
+        return from_teacher(self.distance, self.kind, ours, theirs, self.kind.targets(batch))

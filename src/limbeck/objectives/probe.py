@@ -9,7 +9,7 @@ from limbeck.architectures import Shape
 from limbeck.errors import LimbeckError
 from limbeck.objectives.base import Models, NamedAligner, Read
 from limbeck.objectives.heads import Headed
-from limbeck.objectives.predictions import cross_entropy, from_labels, squared_error
+from limbeck.objectives.predictions import cross_entropy, from_labels, labels_of, squared_error
 from limbeck.spec import Call
 from limbeck.taps import Features
 
@@ -52,8 +52,9 @@ class Probe(Headed):
         return {read for read in super().reads() if read.model == "teacher" or self.teaches_student}
 
     def forward(self, student: Features, teacher: Features, batch: Mapping[str, Tensor]) -> Tensor:
-        losses = self._side("teacher", teacher, batch["labels"])
-        return losses + self._side("student", student, batch["labels"]) if self.teaches_student else losses
+        labels = labels_of(self.kind, batch)
+        losses = self._side("teacher", teacher, labels)
+        return losses + self._side("student", student, labels) if self.teaches_student else losses
 
     def _side(self, side: Literal["student", "teacher"], features: Features, labels: Tensor) -> Tensor:
         found = self.predicted(side, features)

@@ -37,7 +37,8 @@ def model_card(
         f"---\n{_yaml(front)}---",
         f"# {scores['task']}, {recipe['name']}",
         _introduction(recipe, scores, distilled, base_model),
-        f"## Scores\n\nOn the {scores.get('split', 'evaluation')} split, from 0 to 100.\n\n{metrics_markdown(scores)}",
+        f"## Scores\n\nOn the {scores.get('split', 'evaluation')} split, {_scale(scores)}.",
+        metrics_markdown(scores),
         LOADING.format(auto=kind.auto, output=kind.output, options=", trust_remote_code=True" if own_code else "")
         + (OWN_CODE if own_code else ""),
         f"## Recipe\n\n```yaml\n{_yaml(recipe)}```",
@@ -75,6 +76,12 @@ def _introduction(recipe: Mapping[str, Any], scores: Mapping[str, Any], distille
     quality = f" It keeps {kept:.1f} % of the teacher's {scores['metric']}." if kept is not None else ""
     teacher = f"its teacher{origin}"
     return f"{model} for {scores['task']}, distilled from {teacher} with limbeck (recipe `{recipe['name']}`).{quality}"
+
+
+def _scale(scores: Mapping[str, Any]) -> str:
+    measured = (scores.get("metrics") or {}).get("student") or {}
+    lower = [name for name in scores.get("lower", ()) if name in measured]
+    return f"from 0 to 100; {' and '.join(lower)} as it is, where less is better" if lower else "from 0 to 100"
 
 
 def _yaml(data: Mapping[str, Any]) -> str:

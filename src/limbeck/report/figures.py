@@ -105,16 +105,23 @@ def panel(name: str, points: Points, guide: float | None = None) -> Panel:
     )
 
 
-def bars(metrics: dict[str, Any]) -> list[Bar]:
-    """Teacher and student, metric by metric; the axis runs from 0 to 100, or further where a score does."""
+def bars(metrics: dict[str, Any], lower: Sequence[str] = ()) -> list[Bar]:
+    """Teacher and student, metric by metric; the axis runs from 0 to 100, or further where a score does. Metrics of
+    which less is better have an axis each, that ends at the worse of the two."""
     measured = [
         (metric, side, metrics[side][metric])
         for metric in metrics.get("student") or {}
         for side in ("teacher", "student")
         if metric in (metrics.get(side) or {})
     ]
-    longest = max((100.0, *(value for _, _, value in measured)))
-    return [Bar(metric, side, value, max(0.0, 100 * value / longest)) for metric, side, value in measured]
+    worst = {name: max(value for metric, _, value in measured if metric == name) for name, _, _ in measured}
+    shared = max((100.0, *(value for name, value in worst.items() if name not in lower)))
+
+    def bar(metric: str, side: str, value: float) -> Bar:
+        end, mark = (worst[metric] or 1.0, " ↓") if metric in lower else (shared, "")
+        return Bar(metric + mark, side, value, max(0.0, 100 * value / end))
+
+    return [bar(*one) for one in measured]
 
 
 def _collect(curves: dict[str, list[tuple[float, float]]], step: float, values: dict[str, Any]) -> None:

@@ -61,7 +61,7 @@ def _section(run: Run, name: str) -> Section:
         finished=bool(run.scores),
         cells=cells,
         highlights=_highlights(run.scores, cells) if run.scores else [],
-        bars=figures.bars(measured),
+        bars=figures.bars(measured, run.scores.get("lower", ())),
         stages=figures.stages(run.metrics, measured.get("teacher") or {}),
         recipe=run.recipe,
         environment={key: _plain(value) for key, value in run.environment.items()},

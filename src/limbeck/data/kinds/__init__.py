@@ -3,7 +3,9 @@
 from typing import Any
 
 from limbeck.data.kinds.base import IGNORE, Kind
+from limbeck.data.kinds.causal_lm import CausalLM
 from limbeck.data.kinds.classification import Classification
+from limbeck.data.kinds.lambada import Lambada
 from limbeck.data.kinds.multi_label import MultiLabel
 from limbeck.data.kinds.regression import Regression
 from limbeck.data.kinds.seq2seq import Seq2Seq
@@ -13,7 +15,8 @@ from limbeck.errors import LimbeckError, did_you_mean
 __all__ = ["IGNORE", "KINDS", "Kind", "declared", "find_kind", "of"]
 
 KINDS: dict[str, Kind] = {
-    kind.name: kind for kind in (Classification(), Regression(), MultiLabel(), Tagging(), Seq2Seq())
+    kind.name: kind
+    for kind in (Classification(), Regression(), MultiLabel(), Tagging(), CausalLM(), Lambada(), Seq2Seq())
 }
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from limbeck.data.columns import Columns, Table
-from limbeck.data.corpus import Split
+from limbeck.data.corpus import RunningText, Split
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,12 +26,17 @@ class Kind:
     head = ""  # the linear map over every token that predicts, from the whole model; empty: the family's classifier
     pipeline = "text-classification"  # what the hub calls it
     output = 'logits = model(**tokenizer("A sentence.", return_tensors="pt")).logits'  # how its models are asked
+    like = ""  # the kind whose models it takes, where it has none of its own
     per_token = False
+    vocabulary = False  # predicts words; logits of that many are never held whole, see vocabulary.py
+    labelled = True  # learns from labels beside the texts
+    packed = False  # learns from running text, packed into blocks of tokens
     named = True  # labels have names
     classes = "classes"  # what those names are
     predicts = ""  # what is predicted, where it has no names
     columns: tuple[Columns, ...] = ()  # how files usually call theirs
     metrics: Mapping[str, Metric] = {}  # of predictions and what is right; 1 is perfect
+    lower: tuple[str, ...] = ()  # those of which less is better, given as they are: others are shown from 0 to 100
 
     # reading
 
@@ -72,8 +77,9 @@ class Kind:
         """The token columns of some examples; `labels` among them where labels belong to tokens."""
         return tokenizer(split.text, split.text_pair, truncation="longest_first", **options)
 
-    def gold(self, split: Split, labels: np.ndarray | None, offsets: np.ndarray) -> Any:
-        """What predictions are scored against, where that is not a row an example; `labels` are those of tokens."""
+    def gold(self, split: Split | RunningText, labels: np.ndarray | None, offsets: np.ndarray) -> Any:
+        """What predictions are scored against, where that is not a row an example; `labels` are those of tokens: for
+        running text, the tokens themselves."""
         return None
 
     # learning
@@ -81,6 +87,10 @@ class Kind:
     def logits(self, output: Any) -> "Tensor":
         """A model's predictions: `(batch, labels)`, or `(batch, positions, labels)`."""
         return output.logits
+
+    def targets(self, batch: Mapping[str, "Tensor"]) -> "Tensor | None":
+        """The labels of a batch, if it has any."""
+        return batch.get("labels")
 
     def counted(self, mask: "Tensor", labels: "Tensor | None") -> "Tensor":
         """Which rows of the predictions count; `labels` are those of the batch, if it has any."""

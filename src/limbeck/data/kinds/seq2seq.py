@@ -12,6 +12,7 @@ class Seq2Seq(Kind):
     auto = "AutoModelForSeq2SeqLM"
     head = "lm_head"
     per_token = True
+    vocabulary = True
 
     def owns(self, architecture: str, config: Any) -> bool:
         return architecture.endswith(("ForConditionalGeneration", "MTModel"))
