@@ -47,9 +47,10 @@ class Table:
     mapped: bool = False  # from a file
 
 
-def cachable(sites: Iterable[Site]) -> list[Site]:
-    """The sites whose values are rows of an example or a token."""
-    return [site for site in sites if _rows(site) is not None]
+def cachable(sites: Iterable[Site], data: Encoded) -> list[Site]:
+    """The sites whose values are rows of an example or a token; none where examples have targets, whose tokens are
+    counted apart."""
+    return [site for site in sites if _rows(site) is not None and data.targets is None]
 
 
 def size_of(site: Site, tap: Tap, data: Encoded, dtype: torch.dtype) -> int:
@@ -70,7 +71,7 @@ def build(
 ) -> list[Table]:
     """Tables of every site of `tap` that can be cached and fits: from `folder` where it has them, else by `answer`."""
     kept, left = [], budget(device)
-    for site in cachable(tap.sites):
+    for site in cachable(tap.sites, data):
         size = size_of(site, tap, data, dtype)
         if place := _place(size, left, device, folder):
             kept.append((site, place))

@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from typing import Any
 
-import numpy as np
 import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Group
@@ -17,7 +16,7 @@ from torch import Tensor
 from limbeck import architectures, efficiency
 from limbeck.cache import cachable, size_of
 from limbeck.data.encoding import Encoded
-from limbeck.data.plan import bucket
+from limbeck.data.plan import padded
 from limbeck.distiller import Distiller
 from limbeck.engine.progress import clock
 from limbeck.objectives import Match, Objective
@@ -113,7 +112,7 @@ def _stage(prepared: Prepared, index: int, unreached: list[str]) -> StageReport:
     values = {name: float(part) for name, part in _probe(distiller, prepared.probe()).items()}
     live, data = distiller.teacher, prepared.data(index)
     passes = distiller.steps * stage.batch / len(data)
-    cached = cachable(live.tap.sites) if live and distiller.steady and passes >= PASSES else []
+    cached = cachable(live.tap.sites, data) if live and distiller.steady and passes >= PASSES else []
     seconds, saved = _timed_step(distiller, data, prepared.longest, stage.batch, bool(cached))
     answers = sum(size_of(s, live.tap, data, torch.float32) for s in cached) if live else 0
     everything = sum(p.numel() for p in parameters)
@@ -183,10 +182,9 @@ def _there(distiller: Distiller, batch: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def _timed_step(distiller: Distiller, data: Encoded, longest: int, batch: int, cached: bool) -> tuple[float, float]:
     """Seconds and saved bytes of a step, from a forward and backward of a few examples of middling length."""
-    lengths = data.lengths
-    few = min(batch, EXAMPLES, len(lengths))
-    middle = np.argsort(lengths, kind="stable")[(len(lengths) - few) // 2 :][:few]
-    shape = bucket(int(lengths[middle].max()), longest)
+    few = min(batch, EXAMPLES, len(data))
+    middle = data.by_length[(len(data) - few) // 2 :][:few]
+    shape = padded(data.lengths[middle], longest)
     examples = _there(distiller, data.batch(middle, shape))
     known = distiller.teacher.features(**examples) if cached and distiller.teacher else None
     seen: dict[int, int] = {}

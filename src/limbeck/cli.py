@@ -48,7 +48,8 @@ class Columns:
     label: Annotated[str | None, _option("--label", "The column with the label.", DATA)] = None
     labels: Annotated[str | None, _option("--labels", "The label names in order: no,yes.", DATA)] = None
     kind: Annotated[
-        str | None, _option("--kind", "What is predicted, where the file does not show it: multi-label, tagging.", DATA)
+        str | None,
+        _option("--kind", "What is predicted, where the file does not show it: multi-label, tagging, seq2seq.", DATA),
     ] = None
     max_length: Annotated[int, _option("--max-length", "Tokens an example may have; longer ones are cut.", DATA)] = 128
 
@@ -101,6 +102,9 @@ class Models:
     ] = None
     layers: Annotated[
         int | None, _option("--layers", "How many layers the student has; without it, half the teacher's.", STUDENT)
+    ] = None
+    decoder_layers: Annotated[
+        int | None, _option("--decoder-layers", "How many its decoder has, if not as many as its encoder.", STUDENT)
     ] = None
     width: Annotated[int | None, _option("--width", "The student's width; needs a random start.", STUDENT)] = None
     student: Annotated[

@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -17,6 +16,7 @@ from limbeck.data.corpus import Corpus, RunningText, Split
 from limbeck.data.encoding import Encoded, encode
 from limbeck.data.loading import load, load_inputs
 from limbeck.data.mixing import Mixup
+from limbeck.data.plan import padded
 from limbeck.data.scarcity import scarce
 from limbeck.data.spec import DataSpec
 from limbeck.data.tasks import Task
@@ -42,6 +42,7 @@ class Request:
     width: int | None = None
     seed: int = 42
     allow_code: bool = False
+    decoder_layers: int | None = None
 
     def plain(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -96,8 +97,8 @@ class Prepared:
 
     def probe(self) -> dict[str, torch.Tensor]:
         """Two short examples, to see what a forward does."""
-        ids = np.argsort(self.train.lengths, kind="stable")[:2]
-        return self.train.batch(ids, int(self.train.lengths[ids].max()))
+        ids = self.train.by_length[:2]
+        return self.train.batch(ids, padded(self.train.lengths[ids], self.longest))
 
 
 def request(
@@ -109,6 +110,7 @@ def request(
     teacher: str | None = None,
     student: str | None = None,
     layers: int | None = None,
+    decoder_layers: int | None = None,
     width: int | None = None,
     seed: int = 42,
 ) -> Request:
@@ -120,7 +122,7 @@ def request(
         resolved = resolve(recipe, task=data.task_name, overrides=set)
         if data.supplement:
             resolved = supplemented(resolved, data.supplement)
-    return Request(resolved, data, teacher, student, layers, width, seed, allow_code)
+    return Request(resolved, data, teacher, student, layers, width, seed, allow_code, decoder_layers)
 
 
 def prepare(asked: Request) -> Prepared:
@@ -147,17 +149,13 @@ def _prepare(asked: Request) -> Prepared:
     for model in (teacher, source):
         if model is not None:
             models.adopt_padding(model, tokenizer)
-    depth = asked.layers
-    if teacher is not None and source is teacher and depth is None and asked.width is None:
-        depth = -(-architectures.shape(teacher).layers // 2)
-        notes.append(
-            f"no size is asked for: the student gets half the teacher's layers, {depth} (--layers says another)"
-        )
+    depths = _depths(asked, source, notes)
     start = start_student(
         recipe.init,
         teacher,
         source,
-        depth=depth,
+        depth=depths[0],
+        decoder_depth=depths[1],
         width=asked.width,
         labels=models.label_options(corpus.task),
         seed=asked.seed,
@@ -270,7 +268,7 @@ def whole_modules(distiller: Distiller, names: set[str]) -> list[str]:
 def fingerprint(*splits: Encoded) -> str:
     """A hash of the tokens and labels a run trains and selects on."""
     digest = hashlib.sha256()
-    for data in splits:
+    for data in [part for split in splits for part in (split, split.targets) if part is not None]:
         digest.update(data.offsets.tobytes())
         for name in sorted(data.columns):
             digest.update(name.encode())
@@ -347,10 +345,28 @@ def _training(corpus: Corpus) -> Split | RunningText:
     return corpus.train
 
 
+def _depths(asked: Request, source: PreTrainedModel, notes: list[str]) -> tuple[int | None, int | None]:
+    """How many layers the student is to have, and how many of them its decoder where it has an encoder too."""
+    two = "encoder" in architectures.sides(source)
+    if asked.decoder_layers is not None and not two:
+        raise LimbeckError("--decoder-layers is for models with an encoder and a decoder. Give --layers.")
+    if asked.student is not None or (asked.layers, asked.decoder_layers, asked.width) != (None, None, None):
+        return asked.layers, asked.decoder_layers
+    sizes = architectures.shape(source)
+    halves = [-(-side.layers // 2) for side in (sizes.encoder or sizes, sizes)]
+    said = f"{halves[0]} and {halves[1]}" if two else str(halves[0])
+    notes.append(f"no size is asked for: the student gets half the teacher's layers, {said} (--layers says another)")
+    return halves[0], halves[1]
+
+
 def _check_depths(student: PreTrainedModel, teacher: PreTrainedModel | None) -> None:
     if teacher is None:
         return
-    above, below = architectures.shape(teacher).layers, architectures.shape(student).layers
+    for side in architectures.sides(student):
+        _check_depth(*(architectures.shape(model).at(side).layers for model in (teacher, student)))
+
+
+def _check_depth(above: int, below: int) -> None:
     if above < below:
         raise LimbeckError(
             f"the teacher has {above} layers and the student {below}: a teacher is at least as deep. "

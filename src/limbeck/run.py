@@ -54,6 +54,7 @@ def distill(
     out: str | Path,
     teacher: str | Path | None = None,
     layers: int | None = None,
+    decoder_layers: int | None = None,
     width: int | None = None,
     student: str | Path | None = None,
     seed: int = 42,
@@ -65,7 +66,8 @@ def distill(
     quiet: bool = False,
     **data: Any,
 ) -> Run:
-    """Distil `teacher` into a student of `layers` layers, or into the checkpoint `student`.
+    """Distil `teacher` into a student of `layers` layers, or into the checkpoint `student`. A student with an encoder
+    and a decoder has so many in both, unless `decoder_layers` says how many of the one.
 
     `data` says what to learn from, in the words of the command line: `task` and `data`, or `train`, `eval`, `test`
     with `text`, `text_pair`, `label`, `labels`, `kind`, `max_length`; `few`, `label_noise`, `supplement`. `set` changes
@@ -79,6 +81,7 @@ def distill(
         teacher=str(teacher) if teacher else None,
         student=str(student) if student else None,
         layers=layers,
+        decoder_layers=decoder_layers,
         width=width,
         seed=seed,
     )

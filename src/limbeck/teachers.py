@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from limbeck.cache import Table, build
 from limbeck.data.encoding import Encoded
-from limbeck.data.plan import FILL
+from limbeck.data.plan import FILL, Length
 from limbeck.features import Rows, Seen
 from limbeck.taps import Features, Site, Tap, full_precision
 from limbeck.vocabulary import Predictor
@@ -58,7 +58,7 @@ class Live:
         fewer.tap = Tap(self.model, sites)
         return fewer
 
-    def fetch(self, ids: np.ndarray, length: int) -> None:
+    def fetch(self, ids: np.ndarray, length: Length) -> None:
         """Make ready for a batch of these examples: nothing to do for one that runs."""
 
     def lighten(self, model: PreTrainedModel) -> None:
@@ -118,7 +118,7 @@ class Cached:
         if self.live:
             self.live.join()
 
-    def fetch(self, ids: np.ndarray, length: int) -> None:
+    def fetch(self, ids: np.ndarray, length: Length) -> None:
         """Bring what lies on the host to the device, for a batch of these examples."""
         for table in self.tables:
             if self._on_host(table):
@@ -128,7 +128,7 @@ class Cached:
                     self.staged[key] = torch.empty(values.shape, dtype=values.dtype, device=self.device)
                 self.staged[key].copy_(values.pin_memory(), non_blocking=True)
 
-    def _staged(self, table: Table, rows: int, length: int) -> Tensor | None:
+    def _staged(self, table: Table, rows: int, length: Length) -> Tensor | None:
         return self.staged[table.site, rows, length] if self._on_host(table) else None
 
     def _on_host(self, table: Table) -> bool:
@@ -179,7 +179,7 @@ def join_pooled(tables: Sequence[Table]) -> list[tuple[list[Site], Tensor]]:
     return joined
 
 
-def where(offsets: Tensor, ids: Tensor, length: int) -> tuple[Tensor, Tensor]:
+def where(offsets: Tensor, ids: Tensor, length: Length) -> tuple[Tensor, Tensor]:
     """Where the rows of these examples lie, and of their tokens; fill gets somebody's, and padding something."""
     rows = torch.where(ids == FILL, 0, ids)
     places = offsets[rows][:, None] + torch.arange(length, device=ids.device)

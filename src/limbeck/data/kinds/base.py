@@ -29,6 +29,7 @@ class Kind:
     like = ""  # the kind whose models it takes, where it has none of its own
     per_token = False
     vocabulary = False  # predicts words; logits of that many are never held whole, see vocabulary.py
+    writes = False  # a text of its own length, whose tokens are the labels
     labelled = True  # learns from labels beside the texts
     packed = False  # learns from running text, packed into blocks of tokens
     named = True  # labels have names
