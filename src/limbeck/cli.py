@@ -106,6 +106,9 @@ class Models:
     decoder_layers: Annotated[
         int | None, _option("--decoder-layers", "How many its decoder has, if not as many as its encoder.", STUDENT)
     ] = None
+    side: Annotated[
+        str | None, _option("--side", "Whose layers are compared beside an encoder: decoder, encoder, both.", STUDENT)
+    ] = None
     width: Annotated[int | None, _option("--width", "The student's width; needs a random start.", STUDENT)] = None
     student: Annotated[
         str | None, _option("--student", "A checkpoint to start from instead of the teacher's layers.", STUDENT)

@@ -26,7 +26,7 @@ from limbeck.engine.world import seed_for
 from limbeck.errors import LimbeckError
 from limbeck.initialisers import start_student
 from limbeck.objectives import CoTraining, Labels, Match, NamedAligner, Probe, build
-from limbeck.recipe import Recipe, Stage, resolve, supplemented
+from limbeck.recipe import Recipe, Stage, resolve, sided, supplemented
 from limbeck.spec import allowing, parse
 
 
@@ -111,6 +111,7 @@ def request(
     student: str | None = None,
     layers: int | None = None,
     decoder_layers: int | None = None,
+    side: str | None = None,
     width: int | None = None,
     seed: int = 42,
 ) -> Request:
@@ -122,6 +123,8 @@ def request(
         resolved = resolve(recipe, task=data.task_name, overrides=set)
         if data.supplement:
             resolved = supplemented(resolved, data.supplement)
+        if side:
+            resolved = sided(resolved, side)
     return Request(resolved, data, teacher, student, layers, width, seed, allow_code, decoder_layers)
 
 

@@ -4,7 +4,7 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -120,15 +120,16 @@ class Cached:
 
     def fetch(self, ids: np.ndarray, length: Length) -> None:
         """Bring what lies on the host to the device, for a batch of these examples."""
+        positions = cast(int, length)  # examples with targets, whose batches have two lengths, are not cached
         for table in self.tables:
             if self._on_host(table):
-                values = gather(table, *where(self.offsets, torch.from_numpy(ids), length))
-                key = (table.site, len(ids), length)
+                values = gather(table, *where(self.offsets, torch.from_numpy(ids), positions))
+                key = (table.site, len(ids), positions)
                 if key not in self.staged:
                     self.staged[key] = torch.empty(values.shape, dtype=values.dtype, device=self.device)
                 self.staged[key].copy_(values.pin_memory(), non_blocking=True)
 
-    def _staged(self, table: Table, rows: int, length: Length) -> Tensor | None:
+    def _staged(self, table: Table, rows: int, length: int) -> Tensor | None:
         return self.staged[table.site, rows, length] if self._on_host(table) else None
 
     def _on_host(self, table: Table) -> bool:
@@ -179,7 +180,7 @@ def join_pooled(tables: Sequence[Table]) -> list[tuple[list[Site], Tensor]]:
     return joined
 
 
-def where(offsets: Tensor, ids: Tensor, length: Length) -> tuple[Tensor, Tensor]:
+def where(offsets: Tensor, ids: Tensor, length: int) -> tuple[Tensor, Tensor]:
     """Where the rows of these examples lie, and of their tokens; fill gets somebody's, and padding something."""
     rows = torch.where(ids == FILL, 0, ids)
     places = offsets[rows][:, None] + torch.arange(length, device=ids.device)

@@ -95,10 +95,11 @@ class Encoded:
         import torch
 
         ids = np.asarray(ids, dtype=np.int64)
-        sizes = self.lengths[ids[ids != FILL]]
-        if (too_long := (sizes > np.array(length)).reshape(len(sizes), -1).any(1)).any():
-            at = int(too_long.argmax())
-            raise ValueError(f"example {ids[ids != FILL][at]} has {sizes[at]} tokens, more than the batch's {length}")
+        real = ids[ids != FILL]
+        sizes = self.lengths[real]
+        if len(too_long := np.argwhere(sizes > np.array(length))):
+            at = too_long[0][0]
+            raise ValueError(f"example {real[at]} has {sizes[at]} tokens, more than the batch's {length}")
         return self._here.batch(torch.from_numpy(ids), length)
 
 
