@@ -192,10 +192,12 @@ def _config(
         size = config.hidden_size // config.num_attention_heads
         if width % size:
             raise LimbeckError(f"--width {width} must be a multiple of the model's head size, {size}.")
-        for inner in ("hidden_dim", "intermediate_size", "n_inner"):
+        for inner in ("hidden_dim", "intermediate_size", "n_inner", "d_ff", "encoder_ffn_dim", "decoder_ffn_dim"):
             if getattr(config, inner, None):
                 setattr(config, inner, getattr(config, inner) * width // config.hidden_size)
         config.num_attention_heads = width // size
+        if hasattr(config, "decoder_attention_heads"):
+            config.decoder_attention_heads = width // size
         if hasattr(config, "num_key_value_heads"):
             config.num_key_value_heads = math.gcd(config.num_key_value_heads, config.num_attention_heads)
         config.hidden_size = width

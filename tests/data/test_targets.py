@@ -1,5 +1,7 @@
 """Texts with texts to be written for them: read from files, encoded, batched and planned, each in its own length."""
 
+from itertools import chain
+
 import numpy as np
 import pytest
 import torch
@@ -34,8 +36,8 @@ def encoded():
 def test_both_texts_are_tokenised(encoded):
     own = [toy.tokenizer()(part)["input_ids"] for part in (split().text, split().labels.tolist())]
     assert encoded.lengths.tolist() == [[len(a), len(b)] for a, b in zip(*own, strict=True)]
-    assert encoded.columns["input_ids"].tolist() == sum(own[0], [])
-    assert encoded.targets.columns["labels"].tolist() == sum(own[1], [])
+    assert encoded.columns["input_ids"].tolist() == list(chain(*own[0]))
+    assert encoded.targets.columns["labels"].tolist() == list(chain(*own[1]))
 
 
 def test_a_batch_has_both_padded_to_lengths_of_their_own(encoded):
