@@ -45,11 +45,20 @@ def test_both_sides_are_compared_and_cut_apart(family, tmp_path):
     assert parts["hidden"] != pytest.approx(parts["hidden-encoder"])
 
 
+def test_other_head_counts_meet_as_in_the_paper_on_t5(tmp_path):
+    """A smaller checkpoint of fewer, and other, heads."""
+    student = teacher("t5", layers=2, width=16, heads=2, seed=1)
+    run = toy.distill("cr-ild:t5", tmp_path / "run", teacher=teacher("t5"), student=student, **data())
+    first, *_, last = toy.losses(run.folder)
+    assert {"attention", "attention-consistency"} <= first.keys()
+    assert "labels" in last
+
+
 def test_a_model_learns_to_write(tmp_path):
     """Copy the first word: what is scored is what the saved student writes."""
     files = toy.kinds_data("copies", lambda text: {"source": text, "target": text.split()[0]})
     run = limbeck.finetune(
-        teacher("bart", dropout=0.0),
+        teacher("bart", dropout=0.0, layers=2),
         out=tmp_path / "run",
         set=("stages.*.steps=150", "stages.*.batch=8", "stages.*.lr=3e-3"),
         quiet=True,
