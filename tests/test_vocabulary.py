@@ -5,10 +5,17 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
-from limbeck.distances import logits_mse
+from limbeck import vocabulary
+from limbeck.data.kinds import KINDS
+from limbeck.distances import logits_kl, logits_mse
 from limbeck.errors import LimbeckError
+from limbeck.features import LOGITS, Rows
+from limbeck.objectives.predictions import from_teacher
+from limbeck.taps import Tap
 from limbeck.vocabulary import Predictor, apart, cross_entropy, kl, loss_and_best, told
+from tests.tiny import causal, columns_for, tiny_batch, tiny_model
 
 WORDS, OURS, THEIRS = 40, 6, 9
 EXACT = {"rtol": 0, "atol": 1e-10}
@@ -160,3 +167,48 @@ def test_no_more_logits_are_held_than_asked_for(rows):
     assert largest(lambda: kl(student, teacher, rows=rows)) == rows * words
     assert largest(lambda: cross_entropy(student, labels, rows=rows)) == rows * words
     assert largest(lambda: by_hand(student, teacher, 1.0, 1.0)) == 8 * 16 * words
+
+
+class OddForCausalLM(LlamaForCausalLM):
+    """Does to its logits what no setting says."""
+
+    def forward(self, *args, **options):
+        output = super().forward(*args, **options)
+        output.logits = output.logits.sigmoid()
+        return output
+
+
+SETTINGS = {
+    "gemma2": {"final_logit_softcapping": 3.0},
+    "cohere": {"logit_scale": 0.3},
+    "granite": {"logits_scaling": 4.0, "pad_token_id": 0},
+}
+
+
+@pytest.mark.parametrize("family", [*causal, "cohere", "granite"])
+def test_logits_are_the_models_own(family):
+    model = tiny_model(family, auto=AutoModelForCausalLM, **SETTINGS.get(family, {}))
+    batch = tiny_batch(model)
+    found = Tap(model, [("logits", LOGITS)])(**batch)["logits", LOGITS]
+    assert isinstance(found.values, Predictor)
+    with torch.no_grad():
+        logits = model(**columns_for(model, batch)).logits
+    torch.testing.assert_close(vocabulary.whole(found.values)[found.mask], logits[found.mask], rtol=1e-5, atol=1e-5)
+    assert vocabulary.shaping(model) != vocabulary.Shaping() or family not in SETTINGS
+
+
+def test_unknown_logits_are_whole():
+    odd = OddForCausalLM(tiny_model("llama").config).eval()
+    batch = tiny_batch(odd)
+    assert vocabulary.shaping(odd) is None
+    found = Tap(odd, [("logits", LOGITS)])(**batch)["logits", LOGITS].values
+    with torch.no_grad():
+        torch.testing.assert_close(found, odd(**columns_for(odd, batch)).logits)
+
+
+def test_whole_logits_meet_those_yet_to_be_made():
+    student, teacher = predictor(OURS, 1), predictor(THEIRS, 2)
+    mask = torch.ones(3, 5, dtype=torch.bool)
+    rows = [(Rows(student, mask), Rows(teacher, mask)), (Rows(student, mask), Rows(whole(teacher), mask))]
+    ours, theirs = (from_teacher(logits_kl, KINDS["causal-lm"], *pair, None) for pair in rows)
+    torch.testing.assert_close(ours, theirs, **EXACT)

@@ -112,7 +112,7 @@ def _stage(prepared: Prepared, index: int, unreached: list[str]) -> StageReport:
     values = {name: float(part) for name, part in _probe(distiller, prepared.probe()).items()}
     live, data = distiller.teacher, prepared.data(index)
     passes = distiller.steps * stage.batch / len(data)
-    cached = cachable(live.tap.sites, data) if live and distiller.steady and passes >= PASSES else []
+    cached = cachable(live.tap.sites) if live and distiller.steady and passes >= PASSES else []
     seconds, saved = _timed_step(distiller, data, prepared.longest, stage.batch, bool(cached))
     answers = sum(size_of(s, live.tap, data, torch.float32) for s in cached) if live else 0
     everything = sum(p.numel() for p in parameters)

@@ -49,9 +49,9 @@ class Columns:
     labels: Annotated[str | None, _option("--labels", "The label names in order: no,yes.", DATA)] = None
     kind: Annotated[
         str | None,
-        _option("--kind", "What is predicted, where the file does not show it: multi-label, tagging, seq2seq.", DATA),
+        _option("--kind", "What is predicted, where files do not show it: tagging, seq2seq, causal-lm, …", DATA),
     ] = None
-    max_length: Annotated[int, _option("--max-length", "Tokens an example may have; longer ones are cut.", DATA)] = 128
+    max_length: Annotated[int, _option("--max-length", "Tokens of an example at most; of a block of text.", DATA)] = 128
 
     def spec(self) -> dict[str, Any]:
         """As DataSpec takes it."""
@@ -67,7 +67,7 @@ class Scored(Columns):
     data: Annotated[
         str | None, _option("--data", "Folder of the official TSV files, or the id of a dataset on the hub.", DATA)
     ] = None
-    eval: Annotated[str | None, _option("--eval", "Your own file: CSV, TSV, JSONL or Parquet.", DATA)] = None
+    eval: Annotated[str | None, _option("--eval", "Your own file: CSV, TSV, JSONL, Parquet, or text.", DATA)] = None
 
 
 @dataclass
@@ -78,7 +78,7 @@ class Data(Columns):
     data: Annotated[
         str | None, _option("--data", "Folder of the official TSV files, or the id of a dataset on the hub.", DATA)
     ] = None
-    train: Annotated[str | None, _option("--train", "Your own file: CSV, TSV, JSONL or Parquet.", DATA)] = None
+    train: Annotated[str | None, _option("--train", "Your own file: CSV, TSV, JSONL, Parquet, or text.", DATA)] = None
     eval: Annotated[str | None, _option("--eval", "The file to select on; without it, a tenth is held out.", DATA)] = (
         None
     )

@@ -33,6 +33,8 @@ def compare(names: list[str], data: DataSpec, predictions: Path | None = None) -
     for name, model in loaded.items():
         models.check_kind(model, corpus.task, name)
         tokenizer = models.load_tokenizer(name)
+        if kind.vocabulary and name != names[0]:
+            models.check_vocabulary(models.load_tokenizer(names[0]), name, model.config)
         models.adopt_padding(model, tokenizer)
         aligned, _ = align(corpus, dict(enumerate(models.label_names(model))), name)
         labels = aligned.task.labels

@@ -28,6 +28,7 @@ from limbeck.initialisers import start_student
 from limbeck.objectives import CoTraining, Labels, Match, NamedAligner, Probe, build
 from limbeck.recipe import Recipe, Stage, resolve, sided, supplemented
 from limbeck.spec import allowing, parse
+from limbeck.vocabulary import shaping
 
 
 @dataclass(frozen=True)
@@ -166,6 +167,8 @@ def _prepare(asked: Request) -> Prepared:
     notes += start.notes
     _check_depths(start.student, teacher)
     both = [model for model in (teacher, start.student) if model is not None]
+    odd = {type(model).__name__ for model in both if kinds.of(model).vocabulary and shaping(model) is None}
+    notes += [f"what {name} does to its logits is not known: they are held whole, which takes memory" for name in odd]
     longest = min(models.longest_input(model.config, tokenizer, asked.data.max_length) for model in both)
     columns = {column for model in both for column in architectures.inputs(model)}
     kind = kinds.KINDS[corpus.task.kind]

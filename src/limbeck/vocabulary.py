@@ -129,6 +129,11 @@ def loss_and_best(logits: Tensor, labels: Tensor) -> Tensor:
     return torch.stack([losses, logits.argmax(-1).float()], -1)
 
 
+def whole(logits: Tensor | Predictor) -> Tensor:
+    """All logits at once: where the other model's are whole, there is no way round it."""
+    return _logits(*logits) if isinstance(logits, Predictor) else logits
+
+
 def _by_rows(loss: Callable[..., Tensor], predictors: list[Predictor], others: list[Tensor], rows: int) -> Tensor:
     """A loss of logits, a number or several a row, for some rows at a time."""
     if rows < 1:
@@ -150,9 +155,7 @@ def _by_rows(loss: Callable[..., Tensor], predictors: list[Predictor], others: l
     return found.reshape(shape + found.shape[1:])
 
 
-def _logits(
-    states: Tensor, weight: Tensor, bias: Tensor | None, scale: float = 1.0, softcap: float | None = None
-) -> Tensor:
+def _logits(states: Tensor, weight: Tensor, bias: Tensor | None, scale: float, softcap: float | None) -> Tensor:
     made = _precise(F.linear(states, weight.to(states.dtype)))
     if bias is not None:
         made = made + bias

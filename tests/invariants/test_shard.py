@@ -92,7 +92,7 @@ def assert_same(ours, theirs):
     assert len([line for line in left if "loss" in line]) >= STEPS
     for one, other in zip(left, right, strict=True):
         assert one.pop("stage") == other.pop("stage")
-        assert one.pop("eval", None) == other.pop("eval", None)
+        assert one.pop("eval", {}) == pytest.approx(other.pop("eval", {}), rel=1e-5)
         assert one == pytest.approx(other, abs=1e-5, rel=1e-5)
     assert_close(toy.weights(ours), toy.weights(theirs))
 
@@ -125,6 +125,30 @@ def test_a_sharded_run_is_finished_by_one_process(sharded, tmp_path):
         pace=limbeck.Pace(log_every=1), **toy.data(70),
     )  # fmt: skip
     assert_same(tmp_path / "run", whole("rail-kd-l"))
+
+
+LANGUAGE = """
+import sys
+import limbeck
+
+teacher, out, train, dev, *changes = sys.argv[1:]
+limbeck.distill(
+    "kd", teacher=teacher, layers=2, out=out, set=changes, kind="causal-lm", max_length=24, train=train, eval=dev,
+    quiet=True, pace=limbeck.Pace(log_every=1, shard=True),
+)
+"""
+
+
+@pytest.mark.slow
+def test_a_sharded_language_model_is_whole(tmp_path):
+    """Its output embeddings are read outside its forward."""
+    given = toy.teacher("llama", labels=2, auto="AutoModelForCausalLM", dropout=0.0, tie_word_embeddings=True)
+    data = toy.kinds_data("sharded-text", lambda text: {"text": text})
+    (tmp_path / "script.py").write_text(LANGUAGE, encoding="utf8")
+    torchrun(tmp_path / "script.py", given, tmp_path / "sharded", *data.values(), *CHANGES)
+    asked = {"teacher": given, "steps": None, "set": CHANGES, "kind": "causal-lm", "max_length": 24, **data}
+    toy.distill("kd", tmp_path / "whole", **asked)
+    assert_same(tmp_path / "sharded", tmp_path / "whole")
 
 
 def test_one_process_cannot_share(tmp_path):

@@ -54,7 +54,7 @@ def from_teacher(
     valid = kind.counted(student.mask, labels)
     if isinstance(student.values, Predictor) and isinstance(teacher.values, Predictor):
         return per_example(vocabulary.apart(distance, student.values, teacher.values, truncate=True), valid)
-    ours, theirs = student.values, teacher.values.detach()
+    ours, theirs = vocabulary.whole(student.values), vocabulary.whole(teacher.values).detach()
     if getattr(distance, "func", distance) is not logits_mse:
         (ours, rows), (theirs, _) = (kind.distributions(values, valid) for values in (ours, theirs))
         valid = rows
