@@ -173,6 +173,15 @@ def test_losses_are_those_worked_by_hand():
         torch.testing.assert_close(found[name], expected.to(found[name]), atol=1e-4, rtol=1e-4, msg=name)
 
 
+@torch.no_grad()
+def test_batches_of_transformers_will_do():
+    """Its collators make no mask of the targets: there is a token wherever there is a label."""
+    distiller, batch = Distiller(tiny_pair("t5"), tiny_pair("t5", seed=1), TERMS), tiny_texts()
+    whole = distiller(**batch).parts
+    batch.pop("decoder_attention_mask")
+    assert distiller(**batch).parts == whole
+
+
 @families
 def test_students_take_layers_of_both_sides(family):
     teacher = tiny_pair(family, 4, 4)

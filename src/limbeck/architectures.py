@@ -384,10 +384,18 @@ def inputs(model: PreTrainedModel) -> tuple[str, ...]:
 
 def arguments(model: Any, batch: Mapping[str, Any], columns: Iterable[str] | None = None) -> dict[str, Any]:
     """What of a batch the model's forward takes. A decoder beside an encoder reads the labels, one token late."""
-    given = {name: batch[name] for name in columns or inputs(model) if name in batch}
-    if "decoder_attention_mask" in given:
+    wanted = tuple(columns or inputs(model))
+    given = {name: batch[name] for name in wanted if name in batch}
+    if "decoder_attention_mask" in wanted:
+        given["decoder_attention_mask"] = target_mask(batch)
         given["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(batch["labels"])
     return given
+
+
+def target_mask(batch: Mapping[str, Any]) -> Tensor:
+    """1 where there is a token to be written: as the batch says, or wherever it has a label."""
+    mask = batch.get("decoder_attention_mask")
+    return (batch["labels"] != kinds.IGNORE).long() if mask is None else mask
 
 
 def positions(config: PretrainedConfig) -> int:

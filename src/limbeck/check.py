@@ -219,7 +219,10 @@ def _sites(tap: Tap) -> list[str]:
 
 
 def _model(model) -> dict[str, int]:
-    return {**architectures.shape(model)._asdict(), "parameters": efficiency.parameters(model)}
+    sizes = architectures.shape(model)._asdict()
+    if encoder := sizes.pop("encoder"):
+        sizes["encoder_layers"] = encoder.layers
+    return {**sizes, "parameters": efficiency.parameters(model)}
 
 
 def shown(report: Report) -> Group:
@@ -237,13 +240,19 @@ def shown(report: Report) -> Group:
         if model:
             parts.append(
                 Text(
-                    f"{who}: {model['layers']} layers, width {model['width']}, {model['heads']} heads, "
+                    f"{who}: {_depth(model)}, width {model['width']}, {model['heads']} heads, "
                     f"{model['parameters'] / 1e6:.1f} M parameters"
                 )
             )
     for stage in report.stages:
         parts += ["", _stage_table(stage), *_stage_lines(stage)]
     return Group(*parts)
+
+
+def _depth(model: dict[str, int]) -> str:
+    if "encoder_layers" in model:
+        return f"{model['encoder_layers']} encoder and {model['layers']} decoder layers"
+    return f"{model['layers']} layers"
 
 
 def _stage_table(stage: StageReport) -> Table:

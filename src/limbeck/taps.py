@@ -184,9 +184,9 @@ class Tap:
     def _blank(self, side: Side, batch: Mapping[str, Tensor]) -> Seen:
         """What is known of a side before the forward."""
         source = batch["attention_mask"].bool()
-        target = batch["decoder_attention_mask"].bool() if "decoder_attention_mask" in batch else source
+        written = side != "encoder" and "encoder" in architectures.sides(self.model)
         return Seen(
-            mask=source if side == "encoder" else target,
+            mask=architectures.target_mask(batch).bool() if written else source,
             keys=source if side == "cross" else None,
             projector=architectures.projector(self.model),
             pooling=architectures.pooling(self.model, side),

@@ -1,13 +1,16 @@
 """Recipes on models with an encoder and a decoder, from a file to a student that writes."""
 
 import json
+from io import StringIO
 
 import pytest
 import torch
+from rich.console import Console
 from transformers import AutoModelForSeq2SeqLM
 
 import limbeck
 from limbeck.architectures import shape
+from limbeck.check import examine, shown
 from limbeck.compare import compare
 from limbeck.data.spec import DataSpec
 from limbeck.errors import LimbeckError
@@ -77,8 +80,11 @@ def test_a_model_learns_to_write(tmp_path):
 
 def test_half_of_either_side_unless_told():
     files = DataSpec(**data())
-    notes = prepare(request("kd", files, teacher=teacher("t5"))).notes
-    assert any("half the teacher's layers, 2 and 2" in note for note in notes)
+    prepared = prepare(request("kd", files, teacher=teacher("t5")))
+    assert any("half the teacher's layers, 2 and 2" in note for note in prepared.notes)
+    console = Console(width=120, record=True, file=StringIO())
+    console.print(shown(examine(prepared, {})))
+    assert "student: 2 encoder and 2 decoder layers" in console.export_text()
     student = prepare(request("kd", files, teacher=teacher("t5"), decoder_layers=1)).student
     assert (student.config.num_layers, student.config.num_decoder_layers) == (4, 1)
 

@@ -16,7 +16,7 @@ __all__ = ["IGNORE", "KINDS", "Kind", "declared", "find_kind", "of"]
 
 KINDS: dict[str, Kind] = {
     kind.name: kind
-    for kind in (Classification(), Regression(), MultiLabel(), Tagging(), CausalLM(), Lambada(), Seq2Seq())
+    for kind in (Classification(), Regression(), MultiLabel(), Tagging(), Seq2Seq(), CausalLM(), Lambada())
 }
 
 

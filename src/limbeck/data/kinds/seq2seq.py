@@ -94,7 +94,8 @@ class Seq2Seq(Kind):
     lower = ("perplexity",)
 
     def owns(self, architecture: str, config: Any) -> bool:
-        return architecture.endswith(("ForConditionalGeneration", "MTModel"))
+        own = architecture.endswith(("ForConditionalGeneration", "MTModel", "WithLMHeadModel"))
+        return own and config.is_encoder_decoder
 
     def recognised(self, table: Table) -> bool:
         pairs = [(table.columns[a], table.columns[b]) for a, b in COLUMNS if a in table.columns and b in table.columns]
