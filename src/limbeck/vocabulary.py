@@ -72,7 +72,7 @@ def _holds(model: PreTrainedModel, said: Shaping) -> bool:
     finally:
         hook.remove()
     ours = _logits(states, output.weight, output_bias(model), *said)
-    return bool((ours - theirs).abs().max() <= 1e-3 * ours.abs().max())
+    return bool((ours - theirs).abs().max() <= 1e-2 * ours.abs().max())  # settled in half precision too
 
 
 def kl(

@@ -1,10 +1,13 @@
 """What only a GPU can show; skipped elsewhere."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
 from torch.profiler import ProfilerActivity, profile, record_function
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from limbeck.distiller import Distiller
 from limbeck.engine.step import Step
@@ -26,7 +29,17 @@ class Waiting(Labels):
         return losses * (2.0 if losses.sum().item() < 0 else 1.0)
 
 
-def made(*, eager=False, cached=False, compiled=False, labels=Labels, family="bert", attention=False, say=print):
+def made(
+    *,
+    eager=False,
+    cached=False,
+    compiled=False,
+    labels=Labels,
+    family="bert",
+    auto=AutoModelForSequenceClassification,
+    attention=False,
+    say=print,
+):
     from accelerate.state import AcceleratorState
 
     AcceleratorState._reset_state(reset_partial_state=True)
@@ -40,9 +53,11 @@ def made(*, eager=False, cached=False, compiled=False, labels=Labels, family="be
     }
     if attention:
         terms["attention"] = Match("scores", map="last")
-    student, teacher = tiny_model(family, 2, seed=1), tiny_model(family, 4)
+    student, teacher = tiny_model(family, 2, seed=1, auto=auto), tiny_model(family, 4, auto=auto)
     module = Distiller(teacher, student, terms, steps=10).to("cuda").train()
     data = examples(64)
+    if auto is AutoModelForCausalLM:  # what is right are the words themselves
+        data = replace(data, labels=None)
     if cached:
         module.teacher = remembering(module.teacher, data, passes=9, choice="auto", device=accelerator.device, say=say)
     stage = Stage("distil", {"labels": {}}, steps=10, lr=LR)
@@ -92,6 +107,17 @@ def test_every_family_is_captured(family, attention):
     assert not step.captures.refused
     assert len(step.captures.graphs) == 2
     eager = run(*made(family=family, attention=attention, eager=True), 12)
+    assert all(torch.equal(a, b) for a, b in zip(eager, captured))
+
+
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_language_models_are_captured(family, cached):
+    options = {"family": family, "auto": AutoModelForCausalLM, "cached": cached}
+    module, step = made(**options)
+    captured = run(module, step, 12)
+    assert not step.captures.refused
+    eager = run(*made(**options, eager=True), 12)
     assert all(torch.equal(a, b) for a, b in zip(eager, captured))
 
 
