@@ -45,7 +45,7 @@ def built(model, data: Encoded, sites=SITES, folder: Path | None = None, dtype=t
 
 
 def cached(model, data: Encoded, sites=SITES, folder: Path | None = None) -> Cached:
-    return Cached(Live(model, sites), built(model, data, sites, folder)[0], data.offsets, CPU)
+    return Cached(Live(model, sites), built(model, data, sites, folder)[0], data, CPU)
 
 
 @pytest.mark.parametrize("family", every_family)
@@ -70,7 +70,7 @@ def test_cached_is_live(family):
 def test_alike_tables_are_joined_and_held_once():
     model, data = tiny_model("bert"), examples()
     sites = [("cls", 1), ("cls", 3), ("mean", 2), ("hidden", 2), ("logits", -1)]
-    apart = Cached(Live(model, sites), built(model, data, sites)[0], data.offsets, CPU)
+    apart = Cached(Live(model, sites), built(model, data, sites)[0], data, CPU)
     tables = built(model, data, sites)[0]
     for table in tables:
         table.mapped = True  # what lies in a file stays there
@@ -79,7 +79,7 @@ def test_alike_tables_are_joined_and_held_once():
     assert set(joined) == {3, 1}
     pooled = [table for table in apart.tables if table.site[0] in ("cls", "mean")]
     assert len({table.values.untyped_storage().data_ptr() for table in pooled}) == 1
-    whole = Cached(Live(model, sites), tables, data.offsets, CPU)
+    whole = Cached(Live(model, sites), tables, data, CPU)
     assert not whole.pooled
     ours, theirs = apart.features(**batch), whole.features(**batch)
     assert ours.keys() == theirs.keys() == set(sites)

@@ -330,7 +330,7 @@ def test_a_checkpoint_is_not_deepened():
 def test_a_narrower_student_has_the_same_head_size(family):
     teacher = tiny_model(family, 4, width=32, heads=4)
     student = started(["random"], teacher, depth=2, width=16).student
-    assert architectures.shape(student) == (2, 16, 2, 3, 16)
+    assert architectures.shape(student)[:5] == (2, 16, 2, 3, 16)
     batch = tiny_batch(student)
     assert student(**columns_for(student, batch)).logits.shape == (3, 3)
     inner = architectures.blocks(student)[0]

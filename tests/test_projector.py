@@ -70,14 +70,14 @@ def test_at_equal_width_the_saved_student_is_a_plain_model(family):
 def test_one_map_takes_the_projector_up_at_any_width(family):
     saved = folded(started(family, 16).student)
     assert type(saved) is type(tiny_model(family, 2))
-    assert architectures.shape(saved) == (2, 16, 4, 3, 16)
+    assert architectures.shape(saved)[:5] == (2, 16, 4, 3, 16)
 
 
 @two_maps
 def test_a_narrower_student_has_a_class_of_its_own(family, tmp_path):
     saved = folded(started(family, 16).student)
     assert saved.config.model_type == f"limbeck-{family}"
-    assert architectures.shape(saved) == (2, 16, 4, 3, 16)
+    assert architectures.shape(saved)[:5] == (2, 16, 4, 3, 16)
     assert architectures.output_map(saved).in_features == saved.config.head_size == 32
     saved.save_pretrained(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"config.json", "model.safetensors", "wide_head.py"}

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
+from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoModelForSequenceClassification, PreTrainedModel
 
-from limbeck.architectures import FAMILIES, attending
+from limbeck.architectures import FAMILIES, made_with
 
 VOCABULARY = 100
 # What DeBERTa's third version has; the defaults of its configuration are those of the first.
@@ -38,9 +38,10 @@ SPECIAL = {
     "gemma3_text": GROUPED | {"head_dim": 8, "sliding_window": 3, "sliding_window_pattern": 2},
 }
 
-every_family = tuple(FAMILIES)
-causal = tuple(name for name, family in FAMILIES.items() if family.reads == "last")
-pre_norm = tuple(name for name, family in FAMILIES.items() if family.norm)
+two_sided = tuple(name for name, family in FAMILIES.items() if family.cross)  # an encoder and a decoder
+every_family = tuple(name for name in FAMILIES if name not in two_sided)
+causal = tuple(name for name in every_family if FAMILIES[name].reads == "last")
+pre_norm = tuple(name for name in every_family if FAMILIES[name].norm)
 
 
 def tiny_model(
@@ -75,14 +76,56 @@ def tiny_model(
         | sizes
         | options,
     )
+    return _made(auto, config, seed)
+
+
+def two_sided_sizes(family: str, encoder: int, decoder: int, width: int = 32, heads: int = 4) -> dict:
+    """Sizes and settings of an encoder and a decoder, as each family calls them."""
+    if family in ("t5", "mt5"):
+        depths = {"num_layers": encoder, "num_decoder_layers": decoder}
+        return {**depths, "d_model": width, "d_kv": width // heads, "num_heads": heads, "d_ff": 64}
+    sides = {"encoder": encoder, "decoder": decoder}
+    sizes = {f"{side}_layers": depth for side, depth in sides.items()}
+    sizes |= {f"{side}_attention_heads": heads for side in sides} | {f"{side}_ffn_dim": 64 for side in sides}
+    return {**sizes, "d_model": width, "init_std": 0.2}
+
+
+def tiny_pair(family: str, encoder: int = 3, decoder: int = 4, *, seed: int = 0, **sizes) -> PreTrainedModel:
+    """A model with an encoder and a decoder, as `tiny_model` makes others."""
+    ids = {"pad_token_id": 0, "decoder_start_token_id": 1, "eos_token_id": 2, "forced_eos_token_id": 2}
+    config = AutoConfig.for_model(
+        family,
+        **{"vocab_size": VOCABULARY, "max_position_embeddings": 64, **ids},
+        **({"decoder_vocab_size": VOCABULARY} if family == "marian" else {}),
+        **two_sided_sizes(family, encoder, decoder, **sizes),
+    )
+    model = _made(AutoModelForSeq2SeqLM, config, seed)
+    if hasattr(model, "final_logits_bias"):  # Marian's checkpoints have one that is not 0
+        model.final_logits_bias.copy_(torch.linspace(-1, 1, VOCABULARY))
+    return model
+
+
+def _made(auto: type, config, seed: int) -> PreTrainedModel:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = auto.from_config(config, **attending(config))
+        model = auto.from_config(config, **made_with(config))
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.dim() == 1:
                     parameter.add_(0.1 * torch.randn_like(parameter))
     return model.eval()
+
+
+def tiny_texts(sizes: Sequence[int] = (9, 5, 7), targets: Sequence[int] = (3, 6, 4), *, more: int = 0) -> dict:
+    """Texts and what is to be written for them, one a size, padded to the longest and by `more`."""
+    batch = tiny_batch(sizes=sizes, length=max(sizes) + more)
+    written = tiny_batch(sizes=targets, length=max(targets) + more, seed=1)
+    mask = written["attention_mask"]
+    return {
+        **{name: batch[name] for name in ("input_ids", "attention_mask")},
+        "labels": written["input_ids"].masked_fill(mask == 0, -100),
+        "decoder_attention_mask": mask,
+    }
 
 
 def tiny_batch(

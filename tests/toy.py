@@ -21,7 +21,7 @@ from transformers import AutoConfig
 import limbeck
 from limbeck.data import grammar
 from limbeck.models import quiet
-from tests.tiny import SPECIAL, pre_norm
+from tests.tiny import SPECIAL, pre_norm, two_sided, two_sided_sizes
 
 LABELS = grammar.LABELS
 ROOT = Path(__file__).parents[1]
@@ -122,6 +122,11 @@ def model(
         sizes["embedding_size"] = 16
     if family == "gpt2":
         drops = {"embd_pdrop": dropout, "attn_pdrop": dropout, "resid_pdrop": dropout}
+    if family in two_sided:
+        sizes = two_sided_sizes(family, layers, layers, width, heads)
+        start = "sep_token_id" if family == "bart" else "pad_token_id"
+        sizes |= {"decoder_start_token_id": getattr(tokenizer(), start), "decoder_vocab_size": len(tokenizer())}
+        drops = {"dropout_rate": dropout, "dropout": dropout, "attention_dropout": 0.0, "activation_dropout": 0.0}
     if family in pre_norm:
         drops |= {"attention_dropout": dropout, "mlp_dropout": dropout, "embedding_dropout": dropout}
     sizes |= SPECIAL.get(family, {})

@@ -5,7 +5,9 @@ A new family is one entry in FAMILIES. Everything else about a model (depth, wid
 
 import copy
 import inspect
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -37,6 +39,9 @@ class Family:
     reads: str = "first"  # the token the classifier reads: the first or the last; or the setting which says it
     embeddings: tuple[str, ...] = ("embeddings",)  # what makes the state the first block takes, from the base model
     norm: str = ""  # behind the last block, from the base model
+    # Of families with an encoder and a decoder, from a block of the decoder: what attends to the encoder. The paths
+    # above are the decoder's, and the encoder's have "encoder" for "decoder".
+    cross: str = ""
     shared: bool = False  # whether all layers are one block
     # Of families that do not use transformers' attention interface, from the self-attention: its projections, and what
     # gives its position bias, an argument of its forward or a method.
@@ -67,6 +72,24 @@ LLAMA = Family(
     reads="last",
     embeddings=("embed_tokens",),
     norm="norm",
+)
+BART = Family(
+    blocks="decoder.layers",
+    attention="self_attn",
+    head=("lm_head",),
+    dense="lm_head",
+    output="lm_head",
+    reads="last",
+    embeddings=("shared", "decoder.embed_tokens", "decoder.embed_positions", "decoder.layernorm_embedding"),
+    cross="encoder_attn",
+)
+T5 = replace(
+    BART,
+    blocks="decoder.block",
+    attention="layer.0.SelfAttention",
+    embeddings=("shared", "decoder.embed_tokens"),
+    norm="decoder.final_layer_norm",
+    cross="layer.1.EncDecAttention",
 )
 FAMILIES = {
     "bert": BERT,
@@ -125,7 +148,13 @@ FAMILIES = {
     ),
     "gpt2": replace(LLAMA, blocks="h", attention="attn", embeddings=("wte", "wpe", "drop"), norm="ln_f"),
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"), LLAMA),
+    **dict.fromkeys(("t5", "mt5"), T5),
+    **dict.fromkeys(("bart", "marian"), BART),
+    **dict.fromkeys(("mbart", "pegasus"), replace(BART, norm="decoder.layer_norm")),
 }
+# Of a model with two stacks of layers: the one it is asked for where none is named, the other, and the attention from
+# the one to the other. A model with one stack has the first alone, whatever it is.
+Side = Literal["decoder", "encoder", "cross"]
 Pooling = Literal["first", "last", "mean"]
 ONE_MAP = "one linear map"
 WIDE = "limbeck-"  # before the model type of a family's classifiers whose head is wider than their states
@@ -142,6 +171,18 @@ class Shape(NamedTuple):
     heads: int
     labels: int
     reads: int = 0  # the width of what the classifier reads
+    encoder: "Shape | None" = None  # of a model with two stacks, whose decoder's sizes the others are
+
+    def at(self, side: Side) -> "Shape":
+        """The sizes of one of its sides."""
+        if side == "decoder":
+            return self
+        if self.encoder is None:
+            raise LimbeckError(
+                f"side={side} is asked for, and a model has one stack of layers. Leave side out: it is for models with "
+                "an encoder and a decoder, such as T5."
+            )
+        return self.encoder if side == "encoder" else self
 
 
 def kind(config: PretrainedConfig) -> str:
@@ -149,8 +190,8 @@ def kind(config: PretrainedConfig) -> str:
     return config.model_type.removeprefix(WIDE)
 
 
-def family(model: PreTrainedModel) -> Family:
-    """The family's paths, or an error that says what to add."""
+def family(model: PreTrainedModel, side: Side = "decoder") -> Family:
+    """The family's paths on a side, or an error that says what to add."""
     known = FAMILIES.get(kind(model.config)) or _like_llama(model)
     if known is None:
         raise LimbeckError(
@@ -161,10 +202,15 @@ def family(model: PreTrainedModel) -> Family:
     task = kinds.of(model)
     if task.bare:
         return replace(known, head=(), dense="", output="")
+    if known.cross and task.name != "seq2seq":
+        raise LimbeckError(
+            f"a model of type {model.config.model_type} answers with a text, and this is a {task.name} task. Give its "
+            "labels as words and add --kind seq2seq, or give a model that has an encoder alone."
+        )
     head = known.words if task.masked else task.head
-    if not head or all(_has(model, path) for path in (known.dense, known.output)):  # ModernBERT's serves every kind
-        return known
-    return replace(known, head=(head,), dense=head, output=head, activation="none", after="")
+    if head and not all(_has(model, path) for path in (known.dense, known.output)):  # ModernBERT's serves every kind
+        known = replace(known, head=(head,), dense=head, output=head, activation="none", after="")
+    return known if side == "decoder" else _on_side(known, side)
 
 
 def _has(model: PreTrainedModel, path: str) -> bool:
@@ -174,14 +220,46 @@ def _has(model: PreTrainedModel, path: str) -> bool:
     return place is not None
 
 
+def _on_side(known: Family, side: Side) -> Family:
+    if side == "cross":
+        return replace(known, attention=known.cross)
+    there = {name: getattr(known, name).replace("decoder", "encoder") for name in ("blocks", "norm")}
+    paths = tuple(path.replace("decoder", "encoder") for path in known.embeddings)
+    return replace(known, embeddings=paths, reads="first", **there)
+
+
+def sides(model: PreTrainedModel) -> tuple[Side, ...]:
+    """The stacks of layers a model has; the one with the predictions first."""
+    return ("decoder", "encoder") if family(model).cross else ("decoder",)
+
+
 def auto_class(kind: kinds.Kind) -> Any:
     """The class of transformers that makes models for a kind of task."""
     return getattr(transformers, kind.auto)
 
 
-def attending(config: Any) -> dict[str, str]:
+def made_with(config: Any) -> dict[str, str]:
     """What a model has to be made with to attend as it learned to: SDPA leaves out the cap some put on their scores."""
     return {"attn_implementation": "eager"} if getattr(config, "attn_logit_softcapping", None) else {}
+
+
+def configs(model: PreTrainedModel) -> list[Any]:
+    """The model's configuration, and those of its parts: each stack of T5 has a copy of its own."""
+    found = [module.config for module in model.modules() if isinstance(module, PreTrainedModel)]
+    return list({id(config): config for config in found}.values())
+
+
+@contextmanager
+def attending_by(configs: Sequence[Any], implementation: str) -> Iterator[None]:
+    """In here models of these configurations attend by that implementation."""
+    native = [config._attn_implementation for config in configs]
+    for config in configs:
+        config._attn_implementation = implementation
+    try:
+        yield
+    finally:
+        for config, own in zip(configs, native):
+            config._attn_implementation = own
 
 
 def _like_llama(model: PreTrainedModel) -> Family | None:
@@ -213,9 +291,9 @@ def _like_llama(model: PreTrainedModel) -> Family | None:
     )
 
 
-def blocks(model: PreTrainedModel) -> nn.ModuleList:
+def blocks(model: PreTrainedModel, side: Side = "decoder") -> nn.ModuleList:
     """The model's blocks, in order; block k gives layer k, counted from 1. Where layers are shared, all are one."""
-    known = family(model)
+    known = family(model, side)
     found = model.base_model.get_submodule(known.blocks)
     if not isinstance(found, nn.ModuleList):
         raise LimbeckError(f"{known.blocks} of {type(model).__name__} is no list of blocks.")
@@ -230,18 +308,39 @@ def blocks(model: PreTrainedModel) -> nn.ModuleList:
     return nn.ModuleList([found[0]] * config.num_hidden_layers)
 
 
-def giver(model: PreTrainedModel, layer: int) -> nn.Module:
+def every_block(model: PreTrainedModel) -> list[nn.Module]:
+    """The blocks of all sides, each once."""
+    return list(dict.fromkeys(block for side in sides(model) for block in blocks(model, side)))
+
+
+def block_names(model: PreTrainedModel) -> tuple[str, ...]:
+    """What the names of the blocks' weights begin with."""
+    return tuple(f"{_base_name(model)}{family(model, side).blocks}." for side in sides(model))
+
+
+def norm_names(model: PreTrainedModel) -> tuple[str, ...]:
+    """What the names of the weights behind the last blocks begin with."""
+    paths = [family(model, side).norm for side in sides(model)]
+    return tuple(f"{_base_name(model)}{path}." for path in paths if path)
+
+
+def _base_name(model: PreTrainedModel) -> str:
+    """What the names of the base model's weights begin with; T5 is its own base model."""
+    return "" if model.base_model is model else f"{model.base_model_prefix}."
+
+
+def giver(model: PreTrainedModel, layer: int, side: Side = "decoder") -> nn.Module:
     """The module whose output is the state of layer k, counted from 1: its block, or the convolution behind it."""
     if layer == 1 and (path := family(model).convolution):
         container, _, name = path.rpartition(".")
         if (convolution := getattr(model.base_model.get_submodule(container), name)) is not None:
             return convolution
-    return blocks(model)[layer - 1]
+    return blocks(model, side)[layer - 1]
 
 
-def self_attention(model: PreTrainedModel, layer: int) -> nn.Module:
-    """The self-attention of layer k, counted from 1."""
-    return blocks(model)[layer - 1].get_submodule(family(model).attention)
+def attention(model: PreTrainedModel, layer: int, side: Side = "decoder") -> nn.Module:
+    """The self-attention of layer k, counted from 1, or what attends to the encoder there."""
+    return blocks(model, side)[layer - 1].get_submodule(family(model, side).attention)
 
 
 def scaling(attention: nn.Module, size: int) -> float:
@@ -270,21 +369,27 @@ def classifier_form(model: PreTrainedModel) -> str:
     return f"a {name}{' and a norm' if known.after else ''} between two linear maps"
 
 
-def pooling(model: PreTrainedModel) -> Pooling:
-    """What of the last states the classifier reads."""
-    found = getattr(model.config, family(model).reads, family(model).reads)
+def pooling(model: PreTrainedModel, side: Side = "decoder") -> Pooling:
+    """What of the last states the classifier reads; of an encoder beside a decoder, the first."""
+    found = getattr(model.config, family(model, side).reads, family(model, side).reads)
     return "first" if found == "cls" else found  # type: ignore[return-value]
 
 
-def final_norm(model: PreTrainedModel) -> nn.Module | None:
+def final_norm(model: PreTrainedModel, side: Side = "decoder") -> nn.Module | None:
     """What norms the last block's states, in models that do that outside of blocks."""
-    path = family(model).norm
+    path = family(model, side).norm
     return model.base_model.get_submodule(path) if path else None
 
 
 def output_map(model: PreTrainedModel) -> nn.Linear:
     """The linear map whose rows are the labels."""
     return _linear(model.get_submodule(family(model).output))
+
+
+def output_bias(model: PreTrainedModel) -> Tensor | None:
+    """What is added to what that map gives: its own bias, or the one BART has beside it."""
+    beside = getattr(model, "final_logits_bias", None)
+    return output_map(model).bias if beside is None else beside[0]
 
 
 def dense_map(model: PreTrainedModel) -> nn.Linear:
@@ -309,13 +414,17 @@ def _linear(module: nn.Module) -> nn.Linear:
 def shape(model: PreTrainedModel) -> Shape:
     """The model's depth, width, heads and labels, and what its classifier reads."""
     config, bare = model.config, not family(model).output
-    return Shape(
+    sizes = Shape(
         len(blocks(model)),
         config.hidden_size,
-        config.num_attention_heads,
+        getattr(config, "decoder_attention_heads", config.num_attention_heads),
         0 if bare else output_map(model).out_features,
         config.hidden_size if bare else dense_map(model).in_features,
     )
+    if "encoder" not in sides(model):
+        return sizes
+    encoder = sizes._replace(layers=len(blocks(model, "encoder")), heads=config.num_attention_heads)
+    return sizes._replace(encoder=encoder)
 
 
 def inputs(model: PreTrainedModel) -> tuple[str, ...]:
@@ -325,35 +434,57 @@ def inputs(model: PreTrainedModel) -> tuple[str, ...]:
     # RoBERTa's forward takes token types, but it has one type only: the tokenizer's 1s would be out of range.
     if "token_type_ids" in taken and getattr(model.config, "type_vocab_size", 0) > 1:
         columns.append("token_type_ids")
+    if "decoder_attention_mask" in taken:
+        columns.append("decoder_attention_mask")
     return tuple(columns)
+
+
+def arguments(model: Any, batch: Mapping[str, Any], columns: Iterable[str] | None = None) -> dict[str, Any]:
+    """What of a batch the model's forward takes. A decoder beside an encoder reads the labels, one token late."""
+    wanted = tuple(columns or inputs(model))
+    given = {name: batch[name] for name in wanted if name in batch}
+    if "decoder_attention_mask" in wanted:
+        given["decoder_attention_mask"] = target_mask(batch)
+        given["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(batch["labels"])
+    return given
+
+
+def target_mask(batch: Mapping[str, Any]) -> Tensor:
+    """1 where there is a token to be written: as the batch says, or wherever it has a label."""
+    mask = batch.get("decoder_attention_mask")
+    return (batch["labels"] != kinds.IGNORE).long() if mask is None else mask
 
 
 def positions(config: PretrainedConfig) -> int:
     """How many tokens a model has positions for."""
     # These families number positions from behind the padding token.
     offset = 2 if kind(config) in ("roberta", "xlm-roberta", "mpnet") else 0
-    return config.max_position_embeddings - offset
+    return getattr(config, "max_position_embeddings", sys.maxsize) - offset  # T5's are relative
 
 
-def shortened(model: PreTrainedModel, depth: int, *, skip: int = 0) -> nn.Module:
-    """The base model with its first `depth` blocks, less the first `skip`, and no pooler.
+def shortened(model: PreTrainedModel, depth: int, *, skip: int = 0, side: Side = "decoder") -> nn.Module:
+    """The base model with its first `depth` blocks, less the first `skip`, and no pooler; or so its encoder alone.
 
     It shares every weight; the original is untouched.
     """
-    view, container = _with_blocks(model, blocks(model)[skip:depth])
+    view, container = _with_blocks(model, blocks(model, side)[skip:depth], side)
+    if side == "encoder":
+        return container
     if "pooler" in view._modules:
         view._modules["pooler"] = None
+    if model.base_model is model:  # T5
+        view._modules["lm_head"] = nn.Identity()
     convolution = family(model).convolution.rpartition(".")[2]
     if skip and convolution in container._modules:
         container._modules[convolution] = None  # it belongs to the first block
     return view
 
 
-def cut_short(model: PreTrainedModel, depth: int) -> PreTrainedModel:
+def cut_short(model: PreTrainedModel, depth: int, side: Side = "decoder") -> PreTrainedModel:
     """The model with a forward that ends after `depth` blocks, with what `shortened` gives. Hooks on the model run too:
     those of a model that is cut over processes gather its weights."""
-    view = _shallow(model)
-    view._modules[model.base_model_prefix] = view.__dict__["forward"] = shortened(model, depth)
+    view, inner = _shallow(model), shortened(model, depth, side=side)
+    view._modules[model.base_model_prefix], view.__dict__["forward"] = inner, inner.forward
     return view
 
 
@@ -364,6 +495,8 @@ def handing_on(model: PreTrainedModel) -> tuple[PreTrainedModel, nn.Module]:
     for name in containers:
         inner._modules[name] = inner = _shallow(inner.get_submodule(name))
     inner._modules[last] = aside = _Aside()
+    if (bias := view._buffers.get("final_logits_bias")) is not None:  # BART would widen that column by it again
+        view.__dict__["_buffers"] = {**view._buffers, "final_logits_bias": bias[:, :1]}
     return view, aside
 
 
@@ -381,6 +514,11 @@ def copied_blocks(model: PreTrainedModel, first: int, last: int) -> nn.Module:
     comes out is what the last block returns.
     """
     known, view = family(model), shortened(model, last, skip=first - 1)
+    if known.cross:
+        raise LimbeckError(
+            f"blocks of a model of type {model.config.model_type} cannot be copied into filters: they attend to an "
+            "encoder. Use filters(linear) or filters(mlp)."
+        )
     for path in known.embeddings:
         if path.rpartition(".")[2] in view.get_submodule(path.rpartition(".")[0])._modules:
             view.set_submodule(path, _HandOn())
@@ -392,12 +530,22 @@ def copied_blocks(model: PreTrainedModel, first: int, last: int) -> nn.Module:
     return copied
 
 
-def keep_layers(config: PretrainedConfig, layers: Sequence[int]) -> None:
+def keep_layers(config: PretrainedConfig, layers: Sequence[int], side: Side = "decoder") -> None:
     """Have a configuration describe a model of these layers, counted from 1."""
     for name in ("layer_types", "mlp_layer_types"):
         if kinds := getattr(config, name, None):
             setattr(config, name, [kinds[(layer - 1) % len(kinds)] for layer in layers])
-    config.num_hidden_layers = len(layers)
+    setattr(config, _depth_name(config, side), len(layers))
+
+
+def depth(config: PretrainedConfig, side: Side = "decoder") -> int:
+    """How many layers a configuration describes."""
+    return getattr(config, _depth_name(config, side))
+
+
+def _depth_name(config: PretrainedConfig, side: Side) -> str:
+    names = ("num_decoder_layers", "decoder_layers") if side == "decoder" and config.is_encoder_decoder else ()
+    return next((name for name in names if hasattr(config, name)), "num_hidden_layers")
 
 
 def same_blocks(student: PreTrainedModel, ours: Sequence[int], teacher: PreTrainedModel, theirs: Sequence[int]) -> bool:
@@ -422,14 +570,20 @@ def _same(one: nn.Module, other: nn.Module) -> bool:
 
 def rebuilt(model: PreTrainedModel, blocks: Iterable[nn.Module]) -> PreTrainedModel:
     """The whole model with other blocks, sharing everything else; the original is untouched."""
+    base, _ = _with_blocks(model, blocks)
     view = _shallow(model)
-    view._modules[model.base_model_prefix], _ = _with_blocks(model, blocks)
+    if model.base_model is model:
+        view._modules = base._modules
+    else:
+        view._modules[model.base_model_prefix] = base
     return view
 
 
-def _with_blocks(model: PreTrainedModel, blocks: Iterable[nn.Module]) -> tuple[nn.Module, nn.Module]:
+def _with_blocks(
+    model: PreTrainedModel, blocks: Iterable[nn.Module], side: Side = "decoder"
+) -> tuple[nn.Module, nn.Module]:
     """The base model with other blocks, sharing everything else; and that part of it which holds them."""
-    known, view = family(model), _shallow(model.base_model)
+    known, view = family(model, side), _shallow(model.base_model)
     *containers, last = known.blocks.split(".")
     inner: nn.Module = view
     for name in containers:

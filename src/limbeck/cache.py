@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from torch.distributed.tensor import DTensor
 
 from limbeck import architectures
 from limbeck.data.encoding import Encoded
-from limbeck.data.plan import FILL, bucket
+from limbeck.data.plan import FILL, Length, padded
 from limbeck.features import FEATURES
 from limbeck.folder import write_file
 from limbeck.spec import parse
@@ -45,6 +46,7 @@ class Table:
     values: Tensor
     per_token: bool
     mapped: bool = False  # from a file
+    targets: bool = False  # its tokens are the targets'
 
 
 def cachable(sites: Iterable[Site]) -> list[Site]:
@@ -54,8 +56,7 @@ def cachable(sites: Iterable[Site]) -> list[Site]:
 
 def size_of(site: Site, tap: Tap, data: Encoded, dtype: torch.dtype) -> int:
     """The bytes a site takes."""
-    count = len(data.columns["input_ids"]) if _per_token(site, tap) else len(data)
-    return count * _width(site, tap) * _dtype(site, tap, dtype).itemsize
+    return _count(site, tap, data) * _width(site, tap) * _dtype(site, tap, dtype).itemsize
 
 
 def build(
@@ -81,7 +82,13 @@ def build(
     keys = example_keys(data, tap.columns)
     home = folder / fingerprint(tap, dtype) if folder else None
     tables = [
-        Table(site, _empty(site, tap, data, dtype, place, home), _per_token(site, tap), place == "file")
+        Table(
+            site,
+            _empty(site, tap, data, dtype, place, home),
+            _per_token(site, tap),
+            mapped=place == "file",
+            targets=_of_targets(site, tap),
+        )
         for site, place in kept
     ]
     stores = [Store(home / _file(table.site)) if home else None for table in tables]
@@ -99,13 +106,16 @@ def build(
 
 
 def example_keys(data: Encoded, columns: Iterable[str]) -> list[str]:
-    """A hash of each example's tokens, in the columns the teacher takes."""
+    """A hash of each example's tokens, in the columns the teacher takes, and of its target's."""
     taken = [data.columns[name] for name in sorted(data.columns) if name in set(columns)]
     keys = []
-    for start, end in zip(data.offsets[:-1], data.offsets[1:]):
+    for i, (start, end) in enumerate(pairwise(data.offsets)):
         digest = hashlib.blake2b(digest_size=16)
         for column in taken:
             digest.update(column[start:end].tobytes())
+        if (targets := data.targets) is not None:
+            start, end = targets.offsets[i : i + 2]
+            digest.update(b"target" + targets.columns["labels"][start:end].tobytes())
         keys.append(digest.hexdigest())
     return keys
 
@@ -179,20 +189,21 @@ def budget(device: torch.device) -> dict[str, int]:
     return dict(zip(("device", "host"), left.tolist()))
 
 
-def canonical(data: Encoded, ids: np.ndarray, longest: int) -> Iterator[tuple[np.ndarray, int]]:
+def canonical(data: Encoded, ids: np.ndarray, longest: int) -> Iterator[tuple[np.ndarray, Length]]:
     """Batches for computing: `ROWS` ids of one bucket, filled, so that an example's length alone gives their shape."""
-    buckets = np.array([bucket(int(length), longest) for length in data.lengths[ids]])
-    for length in np.unique(buckets):
-        inside = ids[buckets == length]
+    alike: dict[Length, list[int]] = {}
+    for i, length in zip(ids.tolist(), data.lengths[ids]):
+        alike.setdefault(padded(length[None], longest), []).append(i)
+    for length, inside in sorted(alike.items()):
         for start in range(0, len(inside), ROWS):
             chunk = inside[start : start + ROWS]
-            yield np.concatenate([chunk, np.full(ROWS - len(chunk), FILL)]), int(length)
+            yield np.array(chunk + [FILL] * (ROWS - len(chunk))), length
 
 
 def _compute(
     answer: Callable[..., Features],
     data: Encoded,
-    batches: Iterable[tuple[np.ndarray, int]],
+    batches: Iterable[tuple[np.ndarray, Length]],
     tables: list[Table],
     device: torch.device,
 ) -> None:
@@ -202,10 +213,10 @@ def _compute(
         batch = tokens.batch(torch.from_numpy(chunk).to(device), length)
         features = answer(**batch)
         real = batch["id"] != FILL
-        valid = batch["attention_mask"].bool() & real[:, None]
-        starts = tokens.offsets[batch["id"].clamp_min(0)]
-        places = starts[:, None] + torch.arange(length, device=device)
         for table in tables:
+            valid = batch["decoder_attention_mask" if table.targets else "attention_mask"].bool() & real[:, None]
+            starts = _offsets(table, data).to(device)[batch["id"].clamp_min(0)]
+            places = starts[:, None] + torch.arange(valid.shape[1], device=device)
             values = features[table.site].values
             values = values.states if isinstance(values, Predictor) else values
             where, found = (places[valid], values[valid]) if table.per_token else (batch["id"][real], values[real])
@@ -213,7 +224,12 @@ def _compute(
 
 
 def _span(table: Table, data: Encoded, i: int) -> slice:
-    return slice(int(data.offsets[i]), int(data.offsets[i + 1])) if table.per_token else slice(i, i + 1)
+    return slice(*_offsets(table, data)[i : i + 2].tolist()) if table.per_token else slice(i, i + 1)
+
+
+def _offsets(table: Table, data: Encoded) -> Tensor:
+    part = data.targets if table.targets and data.targets is not None else data
+    return torch.from_numpy(part.offsets)
 
 
 def _place(size: int, left: dict[str, int], device: torch.device, folder: Path | None) -> str | None:
@@ -225,8 +241,7 @@ def _place(size: int, left: dict[str, int], device: torch.device, folder: Path |
 
 
 def _empty(site: Site, tap: Tap, data: Encoded, dtype: torch.dtype, place: str, folder: Path | None) -> Tensor:
-    count = len(data.columns["input_ids"]) if _per_token(site, tap) else len(data)
-    shape, kind = (count, _width(site, tap)), _dtype(site, tap, dtype)
+    shape, kind = (_count(site, tap, data), _width(site, tap)), _dtype(site, tap, dtype)
     if place == "file" and folder:
         folder.mkdir(parents=True, exist_ok=True)
         name = folder / f".{_file(site)}-{os.getpid()}.table"  # this run's own; what is shared are the stored pieces
@@ -239,6 +254,17 @@ def _empty(site: Site, tap: Tap, data: Encoded, dtype: torch.dtype, place: str, 
 def _dtype(site: Site, tap: Tap, dtype: torch.dtype) -> torch.dtype:
     """Tokens are many: they are kept in the precision the model ran in."""
     return dtype if _per_token(site, tap) else torch.float32
+
+
+def _count(site: Site, tap: Tap, data: Encoded) -> int:
+    """How many rows a site has."""
+    part = data.targets if _of_targets(site, tap) and data.targets is not None else data
+    return int(part.offsets[-1]) if _per_token(site, tap) else len(data)
+
+
+def _of_targets(site: Site, tap: Tap) -> bool:
+    """Whether a site's tokens are those of targets, as all are that a decoder has beside an encoder."""
+    return tap.kind.writes and parse(site[0]).options.get("side", "decoder") == "decoder"
 
 
 def _per_token(site: Site, tap: Tap) -> bool:

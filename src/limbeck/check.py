@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from typing import Any
 
-import numpy as np
 import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Group
@@ -17,7 +16,7 @@ from torch import Tensor
 from limbeck import architectures, efficiency
 from limbeck.cache import cachable, size_of
 from limbeck.data.encoding import Encoded
-from limbeck.data.plan import bucket
+from limbeck.data.plan import padded
 from limbeck.distiller import Distiller
 from limbeck.engine.progress import clock
 from limbeck.objectives import Match, Objective
@@ -183,10 +182,9 @@ def _there(distiller: Distiller, batch: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def _timed_step(distiller: Distiller, data: Encoded, longest: int, batch: int, cached: bool) -> tuple[float, float]:
     """Seconds and saved bytes of a step, from a forward and backward of a few examples of middling length."""
-    lengths = data.lengths
-    few = min(batch, EXAMPLES, len(lengths))
-    middle = np.argsort(lengths, kind="stable")[(len(lengths) - few) // 2 :][:few]
-    shape = bucket(int(lengths[middle].max()), longest)
+    few = min(batch, EXAMPLES, len(data))
+    middle = data.by_length[(len(data) - few) // 2 :][:few]
+    shape = padded(data.lengths[middle], longest)
     examples = _there(distiller, data.batch(middle, shape))
     known = distiller.teacher.features(**examples) if cached and distiller.teacher else None
     seen: dict[int, int] = {}
@@ -221,7 +219,10 @@ def _sites(tap: Tap) -> list[str]:
 
 
 def _model(model) -> dict[str, int]:
-    return {**architectures.shape(model)._asdict(), "parameters": efficiency.parameters(model)}
+    sizes = architectures.shape(model)._asdict()
+    if encoder := sizes.pop("encoder"):
+        sizes["encoder_layers"] = encoder.layers
+    return {**sizes, "parameters": efficiency.parameters(model)}
 
 
 def shown(report: Report) -> Group:
@@ -239,13 +240,19 @@ def shown(report: Report) -> Group:
         if model:
             parts.append(
                 Text(
-                    f"{who}: {model['layers']} layers, width {model['width']}, {model['heads']} heads, "
+                    f"{who}: {_depth(model)}, width {model['width']}, {model['heads']} heads, "
                     f"{model['parameters'] / 1e6:.1f} M parameters"
                 )
             )
     for stage in report.stages:
         parts += ["", _stage_table(stage), *_stage_lines(stage)]
     return Group(*parts)
+
+
+def _depth(model: dict[str, int]) -> str:
+    if "encoder_layers" in model:
+        return f"{model['encoder_layers']} encoder and {model['layers']} decoder layers"
+    return f"{model['layers']} layers"
 
 
 def _stage_table(stage: StageReport) -> Table:

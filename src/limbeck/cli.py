@@ -51,7 +51,7 @@ class Columns:
         str | None,
         _option(
             "--kind",
-            "What is learnt, where files do not show it: multi-label, tagging, question-answering, causal-lm, "
+            "What is learnt, where files do not show it: multi-label, tagging, question-answering, seq2seq, causal-lm, "
             "masked-lm, text, …",
             DATA,
         ),
@@ -117,6 +117,12 @@ class Models:
     ] = None
     layers: Annotated[
         int | None, _option("--layers", "How many layers the student has; without it, half the teacher's.", STUDENT)
+    ] = None
+    decoder_layers: Annotated[
+        int | None, _option("--decoder-layers", "How many its decoder has, if not as many as its encoder.", STUDENT)
+    ] = None
+    side: Annotated[
+        str | None, _option("--side", "Whose layers are compared beside an encoder: decoder, encoder, both.", STUDENT)
     ] = None
     width: Annotated[int | None, _option("--width", "The student's width; needs a random start.", STUDENT)] = None
     student: Annotated[

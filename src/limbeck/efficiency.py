@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from statistics import median
 from time import perf_counter
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -12,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel
 
 from limbeck.data.encoding import Encoded
-from limbeck.data.plan import bucket
+from limbeck.data.plan import padded
 from limbeck.errors import LimbeckError
 from limbeck.evaluation import arguments, evaluating
 
@@ -30,11 +29,9 @@ def typical_batch(encoded: Encoded, batch_size: int = 1) -> dict[str, Tensor]:
     """The `batch_size` examples around the median length, padded as in training: what a user of the model sends it."""
     if len(encoded) == 0:
         raise LimbeckError("There is no example to time a model on. Give data with at least one row.")
-    lengths = encoded.lengths
-    by_length = np.argsort(lengths, kind="stable")
-    start = max(0, (len(by_length) - batch_size) // 2)
-    ids = by_length[start : start + batch_size]
-    return encoded.batch(ids, bucket(int(lengths[ids].max()), int(lengths.max())))
+    start = max(0, (len(encoded) - batch_size) // 2)
+    ids = encoded.by_length[start : start + batch_size]
+    return encoded.batch(ids, padded(encoded.lengths[ids], int(encoded.lengths.max())))
 
 
 def latency(

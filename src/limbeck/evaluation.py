@@ -9,13 +9,15 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from limbeck.architectures import inputs
+from limbeck import architectures
 from limbeck.data import kinds
 from limbeck.data.encoding import Encoded
-from limbeck.data.plan import bucket
+from limbeck.data.kinds.seq2seq import Written
+from limbeck.data.plan import bucket, padded
 from limbeck.data.tasks import Task
 from limbeck.errors import LimbeckError, did_you_mean
 from limbeck.features import LOGITS
+from limbeck.models import quiet
 from limbeck.taps import Tap
 from limbeck.vocabulary import Predictor, loss_and_best, told
 
@@ -50,9 +52,9 @@ def predict(
     device: torch.device | str | None = None,
     batch_size: int = 64,
     precision: torch.dtype | None = None,
-) -> np.ndarray:
+) -> Any:
     """The logits of every example, or of every token, in the order of `encoded`, as float32; where words are
-    predicted, the loss and the likeliest word of every token instead.
+    predicted, the loss and the likeliest word of every token instead, and the texts of a model that writes some.
 
     Runs without dropout and leaves every module in the mode it was found in. `device` moves the model there first;
     by default it runs where it is. `precision` turns on autocast to that type; by default the model's own is used.
@@ -61,26 +63,28 @@ def predict(
         raise LimbeckError("There is no example to predict. Give data with at least one row.")
     if device is not None:
         model.to(device)  # pyright: ignore[reportArgumentType] -- transformers hides the signature
-    lengths = encoded.lengths
-    by_length = np.argsort(lengths, kind="stable")
+    lengths, by_length = encoded.lengths, encoded.by_length
     batch_size = max(1, min(batch_size, TOKENS // int(lengths.max())))
     autocast = torch.autocast(model.device.type, dtype=precision, enabled=precision is not None)
-    kind, rows = kinds.of(model), []
+    kind, rows, texts = kinds.of(model), [], {}
     tap = Tap(model, [("logits", LOGITS)]) if kind.vocabulary else None
     # Not in inference mode: weights that a sharded model gathers there could not be trained afterwards.
     with evaluating(model), torch.no_grad(), autocast:
         for start in range(0, len(by_length), batch_size):
             ids = by_length[start : start + batch_size]
-            batch = encoded.batch(ids, bucket(int(lengths[ids].max()), int(lengths.max())))
+            batch = encoded.batch(ids, padded(lengths[ids], int(lengths.max())))
             if tap is None:
                 logits = kind.logits(model(**arguments(model, batch))).float()
             else:
                 logits = _told(tap, kind, {name: column.to(model.device) for name, column in batch.items()})
-            rows.append(logits[batch["attention_mask"].bool()] if kind.per_token else logits)
+            mask = batch["decoder_attention_mask" if kind.writes else "attention_mask"].bool()
+            rows.append(logits[mask] if kind.per_token else logits)
+            if kind.writes:
+                texts |= dict(zip(ids.tolist(), _written(model, encoded, batch), strict=True))
     logits = torch.cat(rows).cpu().numpy()
     ordered = np.empty_like(logits)
-    ordered[_tokens(encoded, by_length) if kind.per_token else by_length] = logits
-    return ordered
+    ordered[_tokens(encoded.targets or encoded, by_length) if kind.per_token else by_length] = logits
+    return Written([texts[i] for i in range(len(encoded))], ordered) if kind.writes else ordered
 
 
 def evaluate(model: PreTrainedModel, encoded: Encoded, task: Task, **options: Any) -> dict[str, float]:
@@ -118,7 +122,8 @@ def evaluating(*models: nn.Module) -> Iterator[None]:
 
 def arguments(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The columns of `batch` that the model takes, where the model is."""
-    return {name: batch[name].to(model.device, non_blocking=True) for name in inputs(model) if name in batch}
+    there = {name: column.to(model.device, non_blocking=True) for name, column in batch.items()}
+    return architectures.arguments(model, there)
 
 
 def _told(tap: Tap, kind: kinds.Kind, batch: dict[str, Tensor]) -> Tensor:
@@ -126,6 +131,18 @@ def _told(tap: Tap, kind: kinds.Kind, batch: dict[str, Tensor]) -> Tensor:
     if labels is None:
         raise LimbeckError("These texts have no labels, so the words predicted cannot be scored.")
     return told(logits, labels) if isinstance(logits, Predictor) else loss_and_best(logits, labels)
+
+
+def _written(model: Any, encoded: Encoded, batch: Mapping[str, Tensor]) -> list[str]:
+    """What the model writes for each text, the likeliest token at a time, about as long at most as the longest right
+    text."""
+    if encoded.targets is None or encoded.tokenizer is None:
+        raise LimbeckError("These texts are not encoded for a model that writes.")
+    limit = bucket(int(encoded.targets.lengths.max()), architectures.positions(model.config))
+    columns = {name: batch[name].to(model.device) for name in ("input_ids", "attention_mask")}
+    with quiet():
+        ids = model.generate(**columns, do_sample=False, num_beams=1, max_new_tokens=limit)
+    return encoded.tokenizer.batch_decode(ids, skip_special_tokens=True)
 
 
 def _tokens(encoded: Encoded, ids: np.ndarray) -> np.ndarray:

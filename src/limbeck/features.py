@@ -1,17 +1,24 @@
 """What is compared: a feature turns what a tap saw at one layer into rows, vectors `(batch, …, D)` and their mask.
 
 Padding is masked here, once: no distance and no objective ever meets a padded position that counts.
+
+In a model with an encoder and a decoder, features are the decoder's; any of them may be had of the encoder, and those
+of attention of the decoder's attention to the encoder: `hidden(side=encoder)`, `attention(side=cross)`.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from functools import cached_property, partial
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
+
+from limbeck.architectures import Side
+from limbeck.errors import LimbeckError
+from limbeck.spec import Call, bind, parse
 
 Heads = Annotated[int, Field(gt=0)] | None
 Size = Annotated[int, Field(gt=0)] | None  # of a head, instead of their number; in a match, of a head of the teacher
@@ -27,7 +34,7 @@ class Rows(NamedTuple):
 
 @dataclass
 class Attention:
-    """What one self-attention worked on: q, k, v of `(batch, heads, positions, size)` as it multiplies them, rotated
+    """What one attention worked on: q, k, v of `(batch, heads, positions, size)` as it multiplies them, rotated
     where it rotates them; its own additive bias; and what it does to scores."""
 
     query: Tensor
@@ -41,9 +48,10 @@ class Attention:
 
 @dataclass
 class Seen:
-    """What a tap kept of one forward."""
+    """What a tap kept of one forward, on one side of the model."""
 
     mask: Tensor  # (batch, positions): True where there is a token
+    keys: Tensor | None = None  # the same of the tokens attended to, where they are others
     hidden: dict[int, Tensor] = field(default_factory=dict)
     final: Tensor | None = None  # the last block's states, normed where the model has a norm behind its blocks
     attention: dict[int, Attention] = field(default_factory=dict)
@@ -173,7 +181,8 @@ def _relation(seen: Seen, layer: int, part: str, heads: int | None, size: int | 
         heads = states.shape[1] * states.shape[3] // size
     states = _split(states, heads)
     relations = states @ states.transpose(-1, -2) * states.shape[-1] ** -0.5
-    return _distributions(relations, seen.mask, seen.mask[:, None, None, :])  # between all tokens, whoever attends
+    mask = seen.mask if part == "query" or seen.keys is None else seen.keys
+    return _distributions(relations, mask, mask[:, None, None, :])  # between all tokens, whoever attends
 
 
 @seen_at("attention", distribution=True)
@@ -211,6 +220,22 @@ FEATURES: dict[str, Callable[..., Rows]] = {
         key_relation,
     )
 }
+
+
+def find_feature(feature: str | Call) -> tuple[partial, Side]:
+    """The feature a call names, with its options set, and the side of the model it looks at."""
+    call = parse(feature)
+    side = call.options.get("side", "decoder")
+    found = bind(
+        Call(call.name, call.args, {k: v for k, v in call.options.items() if k != "side"}), FEATURES, "feature"
+    )
+    if side not in get_args(Side):
+        raise LimbeckError(f'{call}: there is no side "{side}". Allowed: {", ".join(get_args(Side))}.')
+    if side == "cross" and getattr(found.func, "site", None) != "attention":
+        raise LimbeckError(f"{call}: side=cross goes with scores, attention and the relations.")
+    if side == "encoder" and getattr(found.func, "rows", None) == "prediction":
+        raise LimbeckError(f"{call}: the decoder predicts. Leave out side.")
+    return found, side
 
 
 def last_token(states: Tensor, mask: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from transformers.configuration_utils import PretrainedConfig
 
 from limbeck import architectures, projector
+from limbeck.architectures import Side
 from limbeck.data.kinds import of
 from limbeck.errors import LimbeckError
 from limbeck.mappings import MAPPINGS
@@ -30,13 +31,17 @@ class Start:
 
 
 def layers(start: Start, *, which: str | list[int] = "first") -> None:
-    """Embeddings and some layers of the source: `first`, `top`, `uniform`, `sanh`, or a list such as [4, 8, 12]."""
-    depth, available = _depths(start)
-    chosen, note = _choose(which, depth, available)
-    start.notes += [note] if note else []
+    """Embeddings and some layers of the source: `first`, `top`, `uniform`, `sanh`, or a list such as [4, 8, 12]. Of a
+    source with an encoder and a decoder, such layers of both."""
+    chosen = {}
+    for side, (depth, available) in _depths(start).items():
+        chosen[side], note = _choose(which, depth, available)
+        start.notes += [note] if note else []
     _copy(start, chosen, with_head=False)
     whose = "the teacher" if start.from_teacher else "the checkpoint"
-    start.notes.append(f"layers 1 to {depth} start as layers {', '.join(map(str, chosen))} of {whose}")
+    for side, taken in chosen.items():
+        where = f"{side} layers" if len(chosen) > 1 else "layers"
+        start.notes.append(f"{where} 1 to {len(taken)} start as layers {', '.join(map(str, taken))} of {whose}")
 
 
 def _choose(which: str | list[int], depth: int, available: int) -> tuple[tuple[int, ...], str]:
@@ -61,10 +66,11 @@ def checkpoint(start: Start) -> None:
     """All of the checkpoint given as --student, classifier included; without one, the teacher's lower layers."""
     if start.from_teacher:
         return layers(start)
-    depth, _ = _depths(start)
-    _copy(start, tuple(range(1, depth + 1)), with_head=True)
+    depths = _depths(start)
+    _copy(start, {side: range(1, depth + 1) for side, (depth, _) in depths.items()}, with_head=True)
     start.fresh_classifier = False
-    start.notes.append(f"starts as the checkpoint's first {depth} layers and its classifier, if it has one")
+    said = " and ".join(str(depth) for depth, _ in depths.values())
+    start.notes.append(f"starts as the checkpoint's first {said} layers and its classifier, if it has one")
 
 
 def classifier(start: Start, *, frozen: bool = False, project: bool = False) -> None:
@@ -128,9 +134,8 @@ def embeddings(start: Start, *, frozen: bool = False) -> None:
     if start.teacher is None:
         raise LimbeckError("embeddings reuses the teacher's embeddings, and there is no teacher. Give --teacher.")
     theirs = start.teacher.state_dict()
-    known, base = architectures.family(start.student), architectures.base_path(start.student)
-    beside = (f"{base}{known.blocks}.", *architectures.head(start.student))
-    beside += (f"{base}{known.norm}.",) if known.norm else ()
+    names = (architectures.block_names(start.student), architectures.norm_names(start.student))
+    beside = (*names[0], *names[1], *architectures.head(start.student))
     ours = {name: p for name, p in start.student.named_parameters() if not name.startswith(beside)}
     if any(name not in theirs or theirs[name].shape != parameter.shape for name, parameter in ours.items()):
         raise LimbeckError(
@@ -156,16 +161,22 @@ def start_student(
     source: PreTrainedModel,
     *,
     depth: int | None = None,
+    decoder_depth: int | None = None,
     width: int | None = None,
     labels: dict,
     seed: int,
 ) -> Start:
-    """Build a student of `depth` layers (the source's, if not said) and start it as the recipe says."""
-    config = _config(source, depth, width, labels, calls)
+    """Build a student of `depth` layers (the source's, if not said) and start it as the recipe says.
+
+    In a model with an encoder and a decoder both have `depth` layers, unless `decoder_depth` says another of the one.
+    """
+    config = _config(source, {"decoder": decoder_depth or depth, "encoder": depth}, width, labels, calls)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         made = architectures.auto_class(of(source))
-        student = made.from_config(config, dtype=torch.float32, **architectures.attending(config))
+        student = made.from_config(config, dtype=torch.float32, **architectures.made_with(config))
+        if source.can_generate():
+            student.generation_config = copy.deepcopy(source.generation_config)
         start = Start(student, source, teacher, from_teacher=source is teacher)
         for call in calls:
             bind(parse(call), INITIALISERS, "start")(start)
@@ -175,22 +186,30 @@ def start_student(
 
 
 def _config(
-    source: PreTrainedModel, depth: int | None, width: int | None, labels: dict, calls: Sequence[str]
+    source: PreTrainedModel,
+    depths: Mapping[Side, int | None],
+    width: int | None,
+    labels: dict,
+    calls: Sequence[str],
 ) -> PretrainedConfig:
     config = copy.deepcopy(source.config)
     for name, value in labels.items():
         setattr(config, name, value)
-    if depth is not None and depth < 1:
-        raise LimbeckError(f"--layers {depth}: a student has at least one layer.")
-    architectures.keep_layers(config, _taken(calls, depth or config.num_hidden_layers, config.num_hidden_layers))
+    for side in architectures.sides(source):
+        available, depth = architectures.depth(config, side), depths[side]
+        if depth is not None and depth < 1:
+            raise LimbeckError(f"--layers {depth}: a student has at least one layer.")
+        architectures.keep_layers(config, _taken(calls, depth or available, available), side)
     if width is not None and width != config.hidden_size:
         size = config.hidden_size // config.num_attention_heads
         if width % size:
             raise LimbeckError(f"--width {width} must be a multiple of the model's head size, {size}.")
-        for inner in ("hidden_dim", "intermediate_size", "n_inner"):
+        for inner in ("hidden_dim", "intermediate_size", "n_inner", "d_ff", "encoder_ffn_dim", "decoder_ffn_dim"):
             if getattr(config, inner, None):
                 setattr(config, inner, getattr(config, inner) * width // config.hidden_size)
         config.num_attention_heads = width // size
+        if hasattr(config, "decoder_attention_heads"):
+            config.decoder_attention_heads = width // size
         if hasattr(config, "num_key_value_heads"):
             config.num_key_value_heads = math.gcd(config.num_key_value_heads, config.num_attention_heads)
         config.hidden_size = width
@@ -207,18 +226,22 @@ def _taken(calls: Sequence[str], depth: int, available: int) -> Sequence[int]:
     return range(1, depth + 1)
 
 
-def _depths(start: Start) -> tuple[int, int]:
-    depth, available = architectures.shape(start.student).layers, architectures.shape(start.source).layers
-    if available < depth:
-        raise LimbeckError(
-            f"the student is to have {depth} layers and the model they come from has {available}. "
-            f"Give --layers {available} or fewer."
-        )
-    return depth, available
+def _depths(start: Start) -> dict[Side, tuple[int, int]]:
+    """By side, how many layers the student has, and how many there are to take."""
+    found = {}
+    for side in architectures.sides(start.student):
+        depth, available = (architectures.shape(m).at(side).layers for m in (start.student, start.source))
+        if available < depth:
+            raise LimbeckError(
+                f"the student is to have {depth} layers and the model they come from has {available}. "
+                f"Give --layers {available} or fewer."
+            )
+        found[side] = depth, available
+    return found
 
 
-def _copy(start: Start, chosen: Sequence[int], *, with_head: bool) -> None:
-    """Copy the source's weights by name, student block i from the source's block `chosen[i]`."""
+def _copy(start: Start, chosen: Mapping[Side, Sequence[int]], *, with_head: bool) -> None:
+    """Copy the source's weights by name, student block i of a side from the source's block `chosen[side][i]`."""
     student, source = start.student, start.source
     if student.config.hidden_size != source.config.hidden_size:
         raise LimbeckError(
@@ -226,18 +249,26 @@ def _copy(start: Start, chosen: Sequence[int], *, with_head: bool) -> None:
             "Leave out --width, give a narrower checkpoint as --student, or start at random: in the recipe's init, "
             "random in place of layers or checkpoint (--set init=[random])."
         )
-    blocks = architectures.blocks(source)
-    for layer, (ours, taken) in enumerate(zip(architectures.blocks(student), chosen), 1):
-        left = ours.load_state_dict(blocks[taken - 1].state_dict(), strict=False).unexpected_keys
-        if left:  # ModernBERT's first block has no norm before its attention
-            start.notes.append(f"layer {layer} has no place for {', '.join(left)} of layer {taken}, which is left out")
-    prefix = f"{architectures.base_path(student)}{architectures.family(student).blocks}."
+    for side, layers in chosen.items():
+        _copy_blocks(start, side, layers)
     words = of(student).vocabulary  # whose head belongs to the words, as embeddings do, and to no task
     with_head = words or (with_head and start.fresh_classifier)
-    beside = (prefix,) if with_head else (prefix, *architectures.head(student))
+    beside = architectures.block_names(student) + (() if with_head else tuple(architectures.head(student)))
     start.fresh_classifier &= not words
     theirs = source.state_dict()
     student.load_state_dict({n: theirs[n] for n in student.state_dict() if not n.startswith(beside)}, strict=False)
+
+
+def _copy_blocks(start: Start, side: Side, chosen: Sequence[int]) -> None:
+    ours, theirs = architectures.blocks(start.student, side), architectures.blocks(start.source, side)
+    first = {name: weight for name, weight in theirs[0].state_dict().items() if name in ours[0].state_dict()}
+    for layer, (block, taken) in enumerate(zip(ours, chosen), 1):
+        weights = theirs[taken - 1].state_dict()
+        # T5's first block has the position bias of all; ModernBERT's first has no norm before its attention.
+        lacking = {name: weight for name, weight in first.items() if name not in weights}
+        unplaced = block.load_state_dict({**lacking, **weights}, strict=False).unexpected_keys
+        if left := [name for name in unplaced if name not in first]:
+            start.notes.append(f"layer {layer} has no place for {', '.join(left)} of layer {taken}, which is left out")
 
 
 def _said(model: PreTrainedModel) -> str:

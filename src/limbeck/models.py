@@ -63,7 +63,7 @@ def load_model(name: str, task: Task | None = None) -> PreTrainedModel:
 
     def read(place: str) -> PreTrainedModel:
         # A half-precision file would otherwise be trained in half precision, and learn nothing.
-        options = labels | architectures.attending(config)
+        options = labels | architectures.made_with(config)
         return architectures.auto_class(own or wanted).from_pretrained(
             place, dtype=torch.float32, use_safetensors=True, trust_remote_code=False, **options
         )
@@ -129,7 +129,7 @@ def renew_classifier(model: PreTrainedModel, task: Task, seed: int) -> PreTraine
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         auto = architectures.auto_class(KINDS[task.kind])
-        fresh = auto.from_config(config, dtype=torch.float32, **architectures.attending(config))
+        fresh = auto.from_config(config, dtype=torch.float32, **architectures.made_with(config))
     heads = (*architectures.head(fresh), *architectures.head(model))
     body = {name: weight for name, weight in model.state_dict().items() if not name.startswith(heads)}
     fresh.load_state_dict(body, strict=False)

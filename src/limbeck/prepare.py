@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -18,6 +17,7 @@ from limbeck.data.encoding import Encoded, encode
 from limbeck.data.loading import load, load_inputs
 from limbeck.data.masking import Masking
 from limbeck.data.mixing import Mixup
+from limbeck.data.plan import padded
 from limbeck.data.scarcity import scarce
 from limbeck.data.spec import DataSpec
 from limbeck.data.tasks import Task
@@ -27,7 +27,7 @@ from limbeck.engine.world import seed_for
 from limbeck.errors import LimbeckError
 from limbeck.initialisers import start_student
 from limbeck.objectives import CoTraining, Labels, Match, NamedAligner, Probe, build
-from limbeck.recipe import Recipe, Stage, layers_alone, resolve, supplemented
+from limbeck.recipe import Recipe, Stage, layers_alone, resolve, sided, supplemented
 from limbeck.spec import allowing, parse
 from limbeck.vocabulary import shaping
 
@@ -44,6 +44,7 @@ class Request:
     width: int | None = None
     seed: int = 42
     allow_code: bool = False
+    decoder_layers: int | None = None
     left_out: tuple[str, ...] = ()  # lines that say what of the recipe the data have no use for
 
     def plain(self) -> dict[str, Any]:
@@ -99,8 +100,8 @@ class Prepared:
 
     def probe(self) -> dict[str, torch.Tensor]:
         """Two short examples, to see what a forward does."""
-        ids = np.argsort(self.train.lengths, kind="stable")[:2]
-        return self.train.batch(ids, int(self.train.lengths[ids].max()))
+        ids = self.train.by_length[:2]
+        return self.train.batch(ids, padded(self.train.lengths[ids], self.longest))
 
 
 def request(
@@ -112,6 +113,8 @@ def request(
     teacher: str | None = None,
     student: str | None = None,
     layers: int | None = None,
+    decoder_layers: int | None = None,
+    side: str | None = None,
     width: int | None = None,
     seed: int = 42,
 ) -> Request:
@@ -126,7 +129,10 @@ def request(
         left_out: list[str] = []
         if data.kind is not None and kinds.find_kind(data.kind).bare:
             resolved, left_out = layers_alone(resolved)
-    return Request(resolved, data, teacher, student, layers, width, seed, allow_code, tuple(left_out))
+        if side:
+            resolved = sided(resolved, side)
+    sizes = (layers, width, seed, allow_code, decoder_layers)
+    return Request(resolved, data, teacher, student, *sizes, tuple(left_out))
 
 
 def prepare(asked: Request) -> Prepared:
@@ -153,17 +159,13 @@ def _prepare(asked: Request) -> Prepared:
     for model in (teacher, source):
         if model is not None:
             models.adopt_padding(model, tokenizer)
-    depth = asked.layers
-    if teacher is not None and source is teacher and depth is None and asked.width is None:
-        depth = -(-architectures.shape(teacher).layers // 2)
-        notes.append(
-            f"no size is asked for: the student gets half the teacher's layers, {depth} (--layers says another)"
-        )
+    depths = _depths(asked, source, notes)
     start = start_student(
         recipe.init,
         teacher,
         source,
-        depth=depth,
+        depth=depths[0],
+        decoder_depth=depths[1],
         width=asked.width,
         labels=models.label_options(corpus.task),
         seed=asked.seed,
@@ -289,7 +291,7 @@ def whole_modules(distiller: Distiller, names: set[str]) -> list[str]:
 def fingerprint(*splits: Encoded) -> str:
     """A hash of the tokens and labels a run trains and selects on."""
     digest = hashlib.sha256()
-    for data in splits:
+    for data in [part for split in splits for part in (split, split.targets) if part is not None]:
         digest.update(data.offsets.tobytes())
         for name in sorted(data.columns):
             digest.update(name.encode())
@@ -366,10 +368,28 @@ def _training(corpus: Corpus) -> Split | RunningText:
     return corpus.train
 
 
+def _depths(asked: Request, source: PreTrainedModel, notes: list[str]) -> tuple[int | None, int | None]:
+    """How many layers the student is to have, and how many of them its decoder where it has an encoder too."""
+    two = "encoder" in architectures.sides(source)
+    if asked.decoder_layers is not None and not two:
+        raise LimbeckError("--decoder-layers is for models with an encoder and a decoder. Give --layers.")
+    if asked.student is not None or (asked.layers, asked.decoder_layers, asked.width) != (None, None, None):
+        return asked.layers, asked.decoder_layers
+    sizes = architectures.shape(source)
+    halves = [-(-side.layers // 2) for side in (sizes.encoder or sizes, sizes)]
+    said = f"{halves[0]} and {halves[1]}" if two else str(halves[0])
+    notes.append(f"no size is asked for: the student gets half the teacher's layers, {said} (--layers says another)")
+    return halves[0], halves[1]
+
+
 def _check_depths(student: PreTrainedModel, teacher: PreTrainedModel | None) -> None:
     if teacher is None:
         return
-    above, below = architectures.shape(teacher).layers, architectures.shape(student).layers
+    for side in architectures.sides(student):
+        _check_depth(*(architectures.shape(model).at(side).layers for model in (teacher, student)))
+
+
+def _check_depth(above: int, below: int) -> None:
     if above < below:
         raise LimbeckError(
             f"the teacher has {above} layers and the student {below}: a teacher is at least as deep. "

@@ -62,7 +62,7 @@ def folded(student: PreTrainedModel) -> PreTrainedModel:
     kind = architectures.kind(student.config)
     config = _config(student.config, kind if size == width else f"{WIDE}{kind}", size)
     auto = architectures.auto_class(of(student))
-    made = auto.from_config(config, dtype=student.dtype, **architectures.attending(config))
+    made = auto.from_config(config, dtype=student.dtype, **architectures.made_with(config))
     made.load_state_dict(weights)
     return made.train(student.training)
 

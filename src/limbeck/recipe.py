@@ -177,6 +177,48 @@ def layers_alone(recipe: Recipe) -> tuple[Recipe, list[str]]:
     return replace(recipe, stages=stages), said
 
 
+def sided(recipe: Recipe, side: str) -> Recipe:
+    """The recipe for models with an encoder and a decoder, where it is to compare layers of the encoder, or of `both`.
+
+    What stays with the decoder are predictions, and terms whose aligner has a name: what they share is the decoder's.
+    """
+    if side not in ("encoder", "decoder", "both"):
+        raise LimbeckError(f"--side {side}: there is no such side. Allowed: encoder, decoder, both.")
+    if side == "decoder":
+        return recipe
+    stages = []
+    for stage in recipe.stages:
+        objectives: dict[str, dict[str, Any]] = {}
+        for name, declared in stage.objectives.items():
+            moved = _on_encoder(declared, recipe.aligners)
+            if moved is None or side == "both":
+                objectives[name] = declared
+            if moved is not None:
+                objectives[f"{name}-encoder" if side == "both" else name] = moved
+        stages.append(replace(stage, objectives=objectives))
+    if stages == recipe.stages:
+        raise LimbeckError(
+            f'--side {side}: recipe "{recipe.name}" compares no layers that an encoder has. Leave it out.'
+        )
+    return replace(recipe, stages=stages)
+
+
+def _on_encoder(declared: Mapping[str, Any], aligners: Mapping[str, str]) -> dict[str, Any] | None:
+    """A term that compares the same layers of the encoder; None where there is none."""
+    from limbeck.features import FEATURES
+
+    kind = next((kind for kind in ("match", "consistency", "contrast", "earth_mover") if kind in declared), None)
+    aligner = parse(declared.get("align", "none")).name
+    if kind is None or aligner in aligners or aligner == "filters":
+        return None
+    features = list(declared[kind]) if kind == "earth_mover" else [declared[kind]]
+    if any(getattr(FEATURES.get(parse(one).name), "rows", None) == "prediction" for one in features):
+        return None
+    there = {str(one): str(parse(one).with_option("side", "encoder")) for one in features}
+    found = {there[one]: distance for one, distance in declared[kind].items()} if kind == "earth_mover" else None
+    return {**declared, kind: found or there[str(declared[kind])]}
+
+
 def task_values(name: str, task: str | None) -> dict[str, Any]:
     """What a recipe sets by itself for a task."""
     return (read(name.partition(":")[0]).get("tasks") or {}).get(task or "", {})

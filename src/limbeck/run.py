@@ -58,6 +58,8 @@ def distill(
     out: str | Path,
     teacher: str | Path | None = None,
     layers: int | None = None,
+    decoder_layers: int | None = None,
+    side: str | None = None,
     width: int | None = None,
     student: str | Path | None = None,
     seed: int = 42,
@@ -69,7 +71,9 @@ def distill(
     quiet: bool = False,
     **data: Any,
 ) -> Run:
-    """Distil `teacher` into a student of `layers` layers, or into the checkpoint `student`.
+    """Distil `teacher` into a student of `layers` layers, or into the checkpoint `student`. A student with an encoder
+    and a decoder has so many in both, unless `decoder_layers` says how many of the one; `side` says whose layers are
+    compared: the decoder's, the encoder's or both.
 
     `data` says what to learn from, in the words of the command line: `task` and `data`, or `train`, `eval`, `test`
     with `text`, `text_pair`, `label`, `labels`, `kind`, `max_length`, `stride`; `few`, `label_noise`, `supplement`.
@@ -83,6 +87,8 @@ def distill(
         teacher=str(teacher) if teacher else None,
         student=str(student) if student else None,
         layers=layers,
+        decoder_layers=decoder_layers,
+        side=side,
         width=width,
         seed=seed,
     )

@@ -3,13 +3,14 @@
 Hidden states are caught as blocks take and return them; the final norm of models that have one is a site of its own.
 Queries, keys and values come through transformers' attention interface, so that models stay on SDPA; families that do
 not use it are caught at their projections. Where all layers are one block, its k-th turn is layer k. A forward goes no
-deeper than the deepest site read. Nothing stays attached to the model between calls.
+deeper than the deepest site read; where all are an encoder's, its decoder does not run. Nothing stays attached to the
+model between calls.
 """
 
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
@@ -20,103 +21,49 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from limbeck import architectures
+from limbeck.architectures import Side
 from limbeck.data import kinds
 from limbeck.data.mixing import mix
-from limbeck.features import FEATURES, LOGITS, Attention, Rows, Seen
-from limbeck.spec import bind, parse
+from limbeck.features import LOGITS, Attention, Rows, Seen, find_feature
 from limbeck.vocabulary import Predictor, Shaping, shaping
 
 Site = tuple[str, int]  # a feature, as a call string, and a layer
 Features = dict[Site, Rows]
 
+SIDES: tuple[Side, ...] = ("encoder", "decoder", "cross")  # in the order they run
 IMPLEMENTATION, TAPPED = "limbeck", "limbeck_tap"
 _watched: ContextVar[Mapping[nn.Module, Callable[[Attention], None]] | None] = ContextVar("watched", default=None)
 
 
-class Tap:
-    """A model whose forward also hands out the features read: `Tap(model, [("cls", 4), ("logits", -1)])(**batch)`."""
+class Stack:
+    """What is read on one side of a model."""
 
-    def __init__(self, model: PreTrainedModel, sites: Iterable[Site]) -> None:
-        self.sites = sorted(set(sites))
+    def __init__(self, model: PreTrainedModel, side: Side, read: list[tuple[str, int]]) -> None:
         self.model = model
-        self.features = {name: bind(parse(name), FEATURES, "feature") for name, _ in self.sites}
-        self.columns = architectures.inputs(model)
-        self.kind = kinds.of(model)
-        self.hidden = {layer for name, layer in self.sites if self._site(name) == "hidden"}
-        self.attention = {layer for name, layer in self.sites if self._site(name) == "attention"}
-        depth = architectures.shape(model).layers
-        self.final = any(self._site(name) == "final" for name, _ in self.sites)
-        self.norm = architectures.final_norm(model) if self.final else None
+        self.side: Side = side
+        self.hidden = {layer for site, layer in read if site == "hidden"}
+        self.attention = {layer for site, layer in read if site == "attention"}
+        depth = architectures.shape(model).at(side).layers
+        self.final = any(site == "final" for site, _ in read)
+        self.norm = architectures.final_norm(model, side) if self.final else None
         if self.final and self.norm is None:
             self.hidden.add(depth)
-        self.whole = any(self._site(name) == "logits" for name, _ in self.sites)
+        self.whole = any(site == "logits" for site, _ in read)
         # Layer 0 is what block 1 takes.
         self.depth = depth if self.whole or self.final else max(self.hidden | self.attention | {1})
-        self.shaping = shaping(model) if self.whole and self.kind.vocabulary else None
-        self.output: nn.Module | None = None  # what is given the states that logits are made of, where it makes none
-        self.runs = model if self.whole else architectures.cut_short(model, self.depth)
-        if self.shaping is not None:
-            self.runs, self.output = architectures.handing_on(model)
         self.givers = self._turns(architectures.giver, self.hidden)
-        self.attentions = self._turns(architectures.self_attention, self.attention)
-        taken = inspect.signature(self.runs.forward).parameters
-        self.options = {"use_cache": False} if "use_cache" in taken else {}
-        self.relative: dict[tuple[int, torch.device], Tensor | None] = {}
+        self.attentions = self._turns(architectures.attention, self.attention)
 
-    def _site(self, name: str) -> str:
-        return self.features[name].func.site
-
-    def _turns(self, of: Callable[[PreTrainedModel, int], nn.Module], wanted: set[int]) -> dict[nn.Module, list[int]]:
+    def _turns(self, of: Callable[..., nn.Module], wanted: set[int]) -> dict[nn.Module, list[int]]:
         """The modules of wanted layers, and of each the layers it stands for, as often as it gets to run."""
         layers: dict[nn.Module, list[int]] = {}
         for layer in range(1, self.depth + 1 if wanted else 1):
-            layers.setdefault(of(self.model, layer), []).append(layer)
+            layers.setdefault(of(self.model, layer, self.side), []).append(layer)
         return {module: found for module, found in layers.items() if wanted & set(found)}
 
-    def __call__(self, **batch: Tensor) -> Features:
-        if not self.sites:
-            return {}
-        seen = Seen(
-            mask=batch["attention_mask"].bool(),
-            projector=architectures.projector(self.model),
-            pooling=architectures.pooling(self.model),
-            per_token=self.kind.per_token,
-        )
-        with ExitStack() as attached:
-            if "partner" in batch:
-                attached.enter_context(self._mix_embeddings(batch))  # first, so that layer 0 is seen mixed
-            attached.enter_context(self._watch_hidden(seen))
-            attached.enter_context(self._watch_output(seen))
-            attached.enter_context(self._watch_attention(seen))
-            attached.enter_context(self._attending())
-            attached.enter_context(self._placing())
-            output = self.runs(**{name: batch[name] for name in self.columns if name in batch}, **self.options)
-        if self.whole and self.output is None:
-            seen.logits = self.kind.logits(output)
-        if self.final and self.norm is None:
-            seen.final = seen.hidden[self.depth]
-        with full_precision(seen.mask):
-            return {(name, layer): self.features[name](seen, layer) for name, layer in self.sites}
-
     @contextmanager
-    def _mix_embeddings(self, batch: Mapping[str, Tensor]) -> Iterator[None]:
-        """Mix what enters the first block: embeddings with positions and types, normed, after dropout."""
-
-        def mix_input(_: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-            handle.remove()  # a shared block gets to run again, on states
-            if args:
-                return (mix(args[0], batch), *args[1:]), kwargs
-            return args, {**kwargs, "hidden_states": mix(kwargs["hidden_states"], batch)}
-
-        handle = architectures.blocks(self.model)[0].register_forward_pre_hook(mix_input, with_kwargs=True)
-        try:
-            yield
-        finally:
-            handle.remove()
-
-    @contextmanager
-    def _watch_hidden(self, seen: Seen) -> Iterator[None]:
-        blocks = architectures.blocks(self.model)
+    def watching(self, seen: Seen) -> Iterator[None]:
+        """Keep the hidden states read."""
 
         def keep_input(_: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
             seen.hidden.setdefault(0, args[0] if args else kwargs["hidden_states"])
@@ -135,19 +82,139 @@ class Tap:
         if self.norm is not None:
             handles.append(self.norm.register_forward_hook(keep_final))
         if 0 in self.hidden:
-            handles.append(blocks[0].register_forward_pre_hook(keep_input, with_kwargs=True))
+            first = architectures.blocks(self.model, self.side)[0]
+            handles.append(first.register_forward_pre_hook(keep_input, with_kwargs=True))
         try:
             yield
         finally:
             for handle in handles:
                 handle.remove()
+        if self.final and self.norm is None:
+            seen.final = seen.hidden[self.depth]
+
+    def keepers(self, seen: Seen) -> dict[nn.Module, Callable[[Attention], None]]:
+        """What keeps the attention read, by the module it is of."""
+
+        def keep(turns: Iterator[int]):
+            def hook(found: Attention) -> None:
+                if (layer := next(turns)) in self.attention:
+                    seen.attention[layer] = found
+
+            return hook
+
+        return {module: keep(iter(layers)) for module, layers in self.attentions.items()}
+
+
+class Tap:
+    """A model whose forward also hands out the features read: `Tap(model, [("cls", 4), ("logits", -1)])(**batch)`."""
+
+    def __init__(self, model: PreTrainedModel, sites: Iterable[Site]) -> None:
+        self.sites = sorted(set(sites))
+        self.model = model
+        self.features = {name: find_feature(name) for name, _ in self.sites}
+        self.kind = kinds.of(model)
+        read = {side for _, side in self.features.values()} or {"decoder"}
+        self.stacks: dict[Side, Stack] = {
+            side: Stack(model, side, self._read_on(side)) for side in SIDES if side in read
+        }
+        self.whole = any(stack.whole for stack in self.stacks.values())
+        self.side: Side = "encoder" if read == {"encoder"} else "decoder"
+        self.last = [stack for stack in self.stacks.values() if (stack.side == "encoder") == (self.side == "encoder")]
+        self.depth = max(stack.depth for stack in self.last)
+        self.shaping = shaping(model) if self.whole and self.kind.vocabulary else None
+        self.output: nn.Module | None = None  # what is given the states that logits are made of, where it makes none
+        self.runs = model if self.whole else architectures.cut_short(model, self.depth, self.side)
+        if self.shaping is not None:
+            self.runs, self.output = architectures.handing_on(model)
+        taken = inspect.signature(self.runs.forward).parameters
+        self.columns = tuple(name for name in architectures.inputs(model) if name in taken)
+        self.options = {"use_cache": False} if "use_cache" in taken else {}
+        self.configs = architectures.configs(model)
+        self.relative: dict[tuple[int, torch.device], Tensor | None] = {}
+
+    def _read_on(self, side: Side) -> list[tuple[str, int]]:
+        read = [(*self.features[name], layer) for name, layer in self.sites]
+        return [(feature.func.site, layer) for feature, there, layer in read if there == side]
+
+    @property
+    def attends(self) -> bool:
+        """Whether attention is read."""
+        return any(stack.attention for stack in self.stacks.values())
+
+    @property
+    def ends_in_attention(self) -> bool:
+        """Whether no more is read of the last block that runs than its attention."""
+        hidden, attention = (set().union(*(getattr(s, name) for s in self.last)) for name in ("hidden", "attention"))
+        return self.depth in attention - hidden and not self.whole
+
+    def plain_blocks(self) -> list[nn.Module]:
+        """The blocks that run and whose attention is not read."""
+        ran = list(architectures.blocks(self.model, self.side)[: self.depth])
+        if self.side == "decoder" and "encoder" in architectures.sides(self.model):
+            ran += architectures.blocks(self.model, "encoder")
+        stacks = self.stacks.values()
+        read = {architectures.blocks(self.model, stack.side)[k - 1] for stack in stacks for k in stack.attention}
+        return [block for block in ran if block not in read]
+
+    def __call__(self, **batch: Tensor) -> Features:
+        if not self.sites:
+            return {}
+        seen: dict[Side, Seen] = {side: self._blank(side, batch) for side in self.stacks}
+        with ExitStack() as attached:
+            if "partner" in batch:
+                attached.enter_context(self._mix_embeddings(batch))  # first, so that layer 0 is seen mixed
+            for side, stack in self.stacks.items():
+                attached.enter_context(stack.watching(seen[side]))
+            attached.enter_context(self._watch_output(seen))
+            attached.enter_context(self._watch_attention(seen))
+            attached.enter_context(self._attending())
+            attached.enter_context(self._placing())
+            output = self.runs(**architectures.arguments(self.model, batch, self.columns), **self.options)
+        if self.whole and self.output is None:
+            seen["decoder"].logits = self.kind.logits(output)
+        with full_precision(batch["attention_mask"]):
+            found = {}
+            for name, layer in self.sites:
+                feature, side = self.features[name]
+                found[name, layer] = feature(seen[side], layer)
+            return found
+
+    def _blank(self, side: Side, batch: Mapping[str, Tensor]) -> Seen:
+        """What is known of a side before the forward."""
+        source = batch["attention_mask"].bool()
+        written = side != "encoder" and "encoder" in architectures.sides(self.model)
+        return Seen(
+            mask=architectures.target_mask(batch).bool() if written else source,
+            keys=source if side == "cross" else None,
+            projector=architectures.projector(self.model),
+            pooling=architectures.pooling(self.model, side),
+            per_token=self.kind.per_token,
+        )
 
     @contextmanager
-    def _watch_output(self, seen: Seen) -> Iterator[None]:
+    def _mix_embeddings(self, batch: Mapping[str, Tensor]) -> Iterator[None]:
+        """Mix what enters the first block: embeddings with positions and types, normed, after dropout."""
+
+        def mix_input(first: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+            handles[first].remove()  # a shared block gets to run again, on states
+            if args:
+                return (mix(args[0], batch), *args[1:]), kwargs
+            return args, {**kwargs, "hidden_states": mix(kwargs["hidden_states"], batch)}
+
+        firsts = [architectures.blocks(self.model, side)[0] for side in architectures.sides(self.model)]
+        handles = {first: first.register_forward_pre_hook(mix_input, with_kwargs=True) for first in firsts}
+        try:
+            yield
+        finally:
+            for handle in handles.values():
+                handle.remove()
+
+    @contextmanager
+    def _watch_output(self, seen: Mapping[Side, Seen]) -> Iterator[None]:
         """Keep what a language model's logits are made of, instead of logits."""
 
         def keep(_: nn.Module, args: tuple[Tensor]) -> None:
-            seen.logits = self.predictor(args[0])
+            seen["decoder"].logits = self.predictor(args[0])
 
         hook = self.output.register_forward_pre_hook(keep) if self.output is not None else None
         try:
@@ -162,28 +229,21 @@ class Tap:
 
     def predictor(self, states: Tensor) -> Predictor:
         """Logits of these last states, yet to be made, by the weights the model has now."""
-        made_by = architectures.output_map(self.model)
-        return Predictor(states, made_by.weight, made_by.bias, *(self.shaping or Shaping()))
+        weight, bias = architectures.output_map(self.model).weight, architectures.output_bias(self.model)
+        return Predictor(states, weight, bias, *(self.shaping or Shaping()))
 
     @contextmanager
-    def _watch_attention(self, seen: Seen) -> Iterator[None]:
-        if not self.attention:
+    def _watch_attention(self, seen: Mapping[Side, Seen]) -> Iterator[None]:
+        if not self.attends:
             yield
         elif architectures.family(self.model).projections:
             with ExitStack() as hooks:
-                for layer in self.attention:
-                    hooks.enter_context(_watch_projections(self.model, layer, seen))
+                for layer in self.stacks["decoder"].attention:
+                    hooks.enter_context(_watch_projections(self.model, layer, seen["decoder"]))
                 yield
         else:
-
-            def keep(turns: Iterator[int]):
-                def hook(found: Attention) -> None:
-                    if (layer := next(turns)) in self.attention:
-                        seen.attention[layer] = found
-
-                return hook
-
-            token = _watched.set({module: keep(iter(layers)) for module, layers in self.attentions.items()})
+            keepers = [stack.keepers(seen[side]) for side, stack in self.stacks.items()]
+            token = _watched.set({module: keep for found in keepers for module, keep in found.items()})
             try:
                 yield
             finally:
@@ -193,15 +253,11 @@ class Tap:
     def _attending(self) -> Iterator[None]:
         """Have the model attend by our implementation, where it attends by SDPA, caps its scores, or is read."""
         config = self.model.config
-        native = config._attn_implementation
         interface = architectures.family(self.model).projections is None
-        tapped = self.attention or architectures.attending(config)
-        if interface and (tapped or native == "sdpa"):
-            config._attn_implementation = TAPPED if tapped else IMPLEMENTATION
-        try:
+        tapped = self.attends or architectures.made_with(config)
+        by = TAPPED if tapped else IMPLEMENTATION if config._attn_implementation == "sdpa" else None
+        with architectures.attending_by(self.configs, by) if interface and by else nullcontext():
             yield
-        finally:
-            config._attn_implementation = native
 
     @contextmanager
     def _placing(self) -> Iterator[None]:
@@ -242,7 +298,8 @@ def _tapped_attention(
         scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
         groups = query.shape[1] // key.shape[1]  # grouped-query attention shares keys and values among several heads
         keys, values = (t.repeat_interleave(groups, 1) if groups > 1 else t for t in (key, value))
-        keep(Attention(query, keys, values, scaling, mask=attention_mask, softcap=softcap))
+        bias = options.get("position_bias")
+        keep(Attention(query, keys, values, scaling, bias, attention_mask, softcap))
     if softcap is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
     own = sys.modules[type(module).__module__].eager_attention_forward
@@ -266,7 +323,7 @@ AttentionMaskInterface.register(IMPLEMENTATION, _always_masked)
 @contextmanager
 def _watch_projections(model: PreTrainedModel, layer: int, seen: Seen) -> Iterator[None]:
     """Catch q, k, v at their linear maps, and the position bias where the attention is given it, or makes it."""
-    attention, family = architectures.self_attention(model, layer), architectures.family(model)
+    attention, family = architectures.attention(model, layer), architectures.family(model)
     heads = model.config.num_attention_heads
     taken = inspect.signature(attention.forward)
     caught: list[Tensor] = []

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from limbeck.cache import Table, build
 from limbeck.data.encoding import Encoded
-from limbeck.data.plan import FILL
+from limbeck.data.plan import FILL, Length
 from limbeck.features import Rows, Seen
 from limbeck.taps import Features, Site, Tap, full_precision
 from limbeck.vocabulary import Predictor
@@ -58,7 +58,7 @@ class Live:
         fewer.tap = Tap(self.model, sites)
         return fewer
 
-    def fetch(self, ids: np.ndarray, length: int) -> None:
+    def fetch(self, ids: np.ndarray, length: Length) -> None:
         """Make ready for a batch of these examples: nothing to do for one that runs."""
 
     def lighten(self, model: PreTrainedModel) -> None:
@@ -80,13 +80,14 @@ class Cached:
     that a captured step reads them too.
     """
 
-    def __init__(self, live: Live, tables: Sequence[Table], offsets: np.ndarray, device: torch.device) -> None:
+    def __init__(self, live: Live, tables: Sequence[Table], data: Encoded, device: torch.device) -> None:
         self.model, self.tables, self.device = live.model, list(tables), device
         rest = [site for site in live.tap.sites if site not in {table.site for table in tables}]
         self.tap = live.tap
         self.live = live.only(rest) if rest else None
-        self.offsets = torch.from_numpy(offsets)
-        self.offsets_here = self.offsets.to(device)
+        parts = {False: data, True: data.targets or data}  # by whether tokens are the targets'
+        self.offsets = {targets: torch.from_numpy(part.offsets) for targets, part in parts.items()}
+        self.offsets_here = {targets: offsets.to(device) for targets, offsets in self.offsets.items()}
         self.staged: dict[tuple[Site, int, int], Tensor] = {}
         here = [table for table in self.tables if not (self._on_host(table) or table.mapped)]
         self.pooled = join_pooled(here)
@@ -95,16 +96,21 @@ class Cached:
     def features(self, **batch: Tensor) -> Features:
         """The features read, for the examples `id` of this batch."""
         known = self.live.features(**batch) if self.live else {}
-        seen = Seen(mask=batch["attention_mask"].bool())
-        rows, places = where(self.offsets_here, batch["id"], seen.mask.shape[1])
+        masks = {False: batch["attention_mask"], True: batch.get("decoder_attention_mask", batch["attention_mask"])}
+        both = {targets: Seen(mask=mask.bool()) for targets, mask in masks.items()}
+        places = {
+            targets: where(self.offsets_here[targets], batch["id"], both[targets].mask.shape[1])
+            for targets in {False} | {table.targets for table in self.tables}
+        }
         for sites, values in self.pooled:
-            for site, found in zip(sites, values[rows].float().unbind(1)):
-                known[site] = Rows(found, seen.one_row)
+            for site, found in zip(sites, values[places[False][0]].float().unbind(1)):
+                known[site] = Rows(found, both[False].one_row)
         for table in self.tables:
             if table.site not in known:
+                seen = both[table.targets]
                 values = self._staged(table, *seen.mask.shape)
                 if values is None:
-                    values = gather(table, rows, places)
+                    values = gather(table, *places[table.targets])
                 known[table.site] = Rows(self._shown(table, values), seen.mask if table.per_token else seen.one_row)
         return known
 
@@ -118,12 +124,13 @@ class Cached:
         if self.live:
             self.live.join()
 
-    def fetch(self, ids: np.ndarray, length: int) -> None:
+    def fetch(self, ids: np.ndarray, length: Length) -> None:
         """Bring what lies on the host to the device, for a batch of these examples."""
         for table in self.tables:
             if self._on_host(table):
-                values = gather(table, *where(self.offsets, torch.from_numpy(ids), length))
-                key = (table.site, len(ids), length)
+                positions = length if isinstance(length, int) else length[table.targets]
+                values = gather(table, *where(self.offsets[table.targets], torch.from_numpy(ids), positions))
+                key = (table.site, len(ids), positions)
                 if key not in self.staged:
                     self.staged[key] = torch.empty(values.shape, dtype=values.dtype, device=self.device)
                 self.staged[key].copy_(values.pin_memory(), non_blocking=True)
@@ -155,7 +162,7 @@ def remembering(
     tables = build(live.tap, live.features, data, device=device, dtype=live.dtype, folder=folder, say=say)
     if not tables:
         return live
-    cached = Cached(live, tables, data.offsets, device)
+    cached = Cached(live, tables, data, device)
     if cached.live is None:
         live.model.cpu()  # nobody asks it while this stage lasts
     return cached

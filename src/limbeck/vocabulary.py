@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from limbeck.architectures import output_map
+from limbeck.architectures import arguments, output_bias, output_map
 from limbeck.distances import Scale, Temperature, logits_kl
 from limbeck.errors import LimbeckError
 
@@ -66,11 +66,12 @@ def _holds(model: PreTrainedModel, said: Shaping) -> bool:
     hook = output.register_forward_pre_hook(lambda *_: (states,))
     try:
         with torch.random.fork_rng(devices=[]):
-            ids = torch.zeros(1, 2, dtype=torch.long, device=states.device)
-            theirs = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+            ids = torch.arange(2, device=states.device).unsqueeze(0)
+            masks = dict.fromkeys(("attention_mask", "decoder_attention_mask"), torch.ones_like(ids))
+            theirs = model(**arguments(model, {"input_ids": ids, "labels": ids, **masks})).logits
     finally:
         hook.remove()
-    ours = _logits(states, output.weight, output.bias, *said)
+    ours = _logits(states, output.weight, output_bias(model), *said)
     return bool((ours - theirs).abs().max() <= 1e-2 * ours.abs().max())  # settled in half precision too
 
 

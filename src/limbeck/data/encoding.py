@@ -13,7 +13,7 @@ import numpy as np
 from limbeck.data.corpus import RunningText, Split
 from limbeck.data.kinds import IGNORE, KINDS, Kind
 from limbeck.data.packing import pack
-from limbeck.data.plan import FILL
+from limbeck.data.plan import FILL, Length, totals
 from limbeck.data.spec import STRIDE
 from limbeck.errors import LimbeckError
 
@@ -39,6 +39,8 @@ class Encoded:
     labels: np.ndarray | None
     pads: dict[str, int]
     gold: Any = None  # what predictions are scored against, where that is not `labels`
+    targets: Encoded | None = None  # the column `labels`, where labels are the tokens of texts to be written
+    tokenizer: PreTrainedTokenizerBase | None = None  # what reads such texts back
 
     @property
     def right(self) -> Any:
@@ -50,8 +52,14 @@ class Encoded:
 
     @property
     def lengths(self) -> np.ndarray:
-        """How many tokens each example has."""
-        return np.diff(self.offsets)
+        """How many tokens each example has; `(examples, 2)` where targets have their own number."""
+        own = np.diff(self.offsets)
+        return own if self.targets is None else np.stack([own, self.targets.lengths], 1)
+
+    @cached_property
+    def by_length(self) -> np.ndarray:
+        """The ids of the examples, the shortest first."""
+        return np.argsort(totals(self.lengths), kind="stable")
 
     def on(self, device: torch.device | str) -> Resident | Streamed:
         """The same tokens on a device, from where batches need no work on the host; or, where they are too many for
@@ -79,17 +87,20 @@ class Encoded:
             return torch.from_numpy(array).to(device)
 
         columns = {name: move(column) for name, column in self.columns.items()}
-        return Resident(columns, move(self.offsets), None if self.labels is None else move(self.labels), self.pads)
+        labels = None if self.labels is None else move(self.labels)
+        targets = None if self.targets is None else self.targets._moved(device)
+        return Resident(columns, move(self.offsets), labels, self.pads, targets)
 
-    def batch(self, ids: np.ndarray, length: int) -> dict[str, torch.Tensor]:
+    def batch(self, ids: np.ndarray, length: Length) -> dict[str, torch.Tensor]:
         """The examples `ids`, padded on the right to `length`: see `Resident.batch`."""
         import torch
 
         ids = np.asarray(ids, dtype=np.int64)
-        sizes = np.where(ids != FILL, self.lengths[ids], 0)
-        if sizes.max() > length:
-            at = int(sizes.argmax())
-            raise ValueError(f"example {ids[at]} has {sizes[at]} tokens, more than the batch's {length}")
+        real = ids[ids != FILL]
+        sizes = self.lengths[real]
+        if len(too_long := np.argwhere(sizes > np.array(length))):
+            at = too_long[0][0]
+            raise ValueError(f"example {real[at]} has {sizes[at]} tokens, more than the batch's {length}")
         return self._here.batch(torch.from_numpy(ids), length)
 
 
@@ -113,7 +124,7 @@ def encode(
         return _packed(split, tokenizer, max_length, kind)
     wanted = set(columns)
     flat: dict[str, list[np.ndarray]] = {}
-    lengths: list[int] = []
+    lengths: dict[str, list[int]] = {"input_ids": [], "labels": []}
     for start in range(0, len(split), _CHUNK):
         part = slice(start, start + _CHUNK)
         tokens = kind.tokens(
@@ -125,13 +136,15 @@ def encode(
             return_attention_mask=False,
             return_token_type_ids="token_type_ids" in wanted,
         )
-        lengths.extend(len(row) for row in tokens["input_ids"])
+        for name in lengths:
+            lengths[name].extend(len(row) for row in tokens.get(name, ()))
         for name, rows in tokens.items():
             flat.setdefault(name, []).append(np.fromiter(chain.from_iterable(rows), dtype=np.int32))
     pads: dict[str, Any] = {"token_type_ids": tokenizer.pad_token_type_id, "labels": IGNORE}
     whole = {name: np.concatenate(parts) for name, parts in flat.items()}
-    offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    offsets, ends = (np.cumsum([0, *lengths[name]], dtype=np.int64) for name in lengths)
     labels, gold = kind.right(split, whole, offsets)
+    written = {"labels": whole.pop("labels")} if kind.writes else {}
     kept = {name: column for name, column in whole.items() if name in ("input_ids", "labels") or name in wanted}
     return Encoded(
         columns=kept,
@@ -139,6 +152,8 @@ def encode(
         labels=labels,
         pads={name: pads.get(name, _padding(tokenizer)) for name in kept},
         gold=gold,
+        targets=Encoded(written, ends, None, {"labels": IGNORE}) if kind.writes else None,
+        tokenizer=tokenizer if kind.writes else None,
     )
 
 

@@ -64,8 +64,8 @@ class Mixup(nn.Module):
     def forward(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """The batch with the union of each pair's masks, its `share` and each row's `partner`."""
         partner = self._partners(batch)
-        mask = batch["attention_mask"]
-        return {**batch, "attention_mask": mask | mask[partner], "share": self.share, "partner": partner}
+        masks = {name: mask | mask[partner] for name, mask in batch.items() if name.endswith("attention_mask")}
+        return {**batch, **masks, "share": self.share, "partner": partner}
 
     def _partners(self, batch: Mapping[str, Any]) -> Tensor:
         rows = len(batch["input_ids"])

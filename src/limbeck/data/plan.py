@@ -9,6 +9,8 @@ BUCKETS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3
 
 FILL = -1
 
+Length = int | tuple[int, ...]  # of all rows of a batch; of its texts and of its targets, where it has targets
+
 # Sets the plan's draws apart from others made from the same seed, stage and epoch.
 _TAG = 1
 
@@ -17,7 +19,7 @@ class PlannedBatch(NamedTuple):
     """A whole optimiser batch, over all ranks: example ids (FILL where there are too few), and the padded length."""
 
     ids: np.ndarray
-    length: int
+    length: Length
 
 
 def bucket(length: int, longest: int) -> int:
@@ -25,6 +27,18 @@ def bucket(length: int, longest: int) -> int:
     if length > longest:
         raise ValueError(f"an example of {length} tokens does not fit in {longest}")
     return next((size for size in BUCKETS if length <= size < longest), longest)
+
+
+def padded(lengths: np.ndarray, longest: int) -> Length:
+    """The buckets that hold examples of these lengths; `(examples, 2)` where they have targets."""
+    if lengths.ndim == 1:
+        return bucket(int(lengths.max()), longest)
+    return tuple(bucket(int(most), longest) for most in lengths.max(0))
+
+
+def totals(lengths: np.ndarray) -> np.ndarray:
+    """How many tokens examples of these lengths have, targets included."""
+    return lengths if lengths.ndim == 1 else lengths.sum(1)
 
 
 def steps_per_epoch(n: int, batch: int) -> int:
@@ -46,11 +60,11 @@ def plan(
     order = rng.permutation(len(lengths))
     full, rest = np.split(order, [len(order) - len(order) % batch])
     windows = np.arange(len(full)) // (batch * window)
-    rows = list(full[np.lexsort((lengths[full], windows))].reshape(-1, batch))
+    rows = list(full[np.lexsort((totals(lengths)[full], windows))].reshape(-1, batch))
     if len(rest):
         rows.append(_filled(rest, batch))
-    longest_of = [int(lengths[row[row != FILL]].max()) for row in rows]
-    return [PlannedBatch(rows[at], bucket(longest_of[at], longest)) for at in rng.permutation(len(rows))]
+    shapes = [padded(lengths[row[row != FILL]], longest) for row in rows]
+    return [PlannedBatch(rows[at], shapes[at]) for at in rng.permutation(len(rows))]
 
 
 def share(ids: np.ndarray, rank: int, world: int, pieces: int) -> list[np.ndarray]:
@@ -66,7 +80,7 @@ def share(ids: np.ndarray, rank: int, world: int, pieces: int) -> list[np.ndarra
 
 def padding_share(batches: list[PlannedBatch], lengths: np.ndarray) -> float:
     """The share of all planned token positions that hold no token of an example."""
-    planned = sum(batch.length * len(batch.ids) for batch in batches)
+    planned = sum(int(np.sum(batch.length)) * len(batch.ids) for batch in batches)
     return 1 - float(np.sum(lengths)) / planned
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from limbeck.data.plan import FILL
+from limbeck.data.plan import FILL, Length
 
 SHARE = 0.1  # of a device's free memory, which tokens may take
 
@@ -18,20 +18,40 @@ class Resident:
     """Token columns, end to end, on a device. Gathering a batch waits for nothing, so that it can be captured."""
 
     def __init__(
-        self, columns: dict[str, Tensor], offsets: Tensor, labels: Tensor | None, pads: dict[str, int]
+        self,
+        columns: dict[str, Tensor],
+        offsets: Tensor,
+        labels: Tensor | None,
+        pads: dict[str, int],
+        targets: "Resident | None" = None,
     ) -> None:
         self.columns, self.offsets, self.labels, self.pads = columns, offsets, labels, pads
+        self.targets = targets
         self.shortest = offsets.diff().argmin()
 
-    def fetch(self, ids: np.ndarray, length: int) -> None:
+    def fetch(self, ids: np.ndarray, length: Length) -> None:
         """Make ready for a batch of these examples: nothing to do where everything is there."""
 
-    def batch(self, ids: Tensor, length: int) -> dict[str, Tensor]:
-        """The examples `ids`, padded on the right to `length`, with `attention_mask`, `id`, `weight` and any `labels`.
+    def batch(self, ids: Tensor, length: Length) -> dict[str, Tensor]:
+        """The examples `ids`, padded on the right to `length`, with `attention_mask`, `id`, `weight` and any `labels`;
+        where these are the tokens of targets, with `decoder_attention_mask`.
 
         A FILL id stands for no example: its row repeats the tokens of another (an all-zero mask would make attention
         divide by nothing) and has weight 0.
         """
+        if isinstance(length, int):
+            return self._gathered(ids, length)
+        if self.targets is None:
+            raise ValueError(f"a batch has one length where examples have no targets, and here are {length}")
+        inputs, outputs = length
+        targets = self.targets.batch(ids, outputs)
+        return {
+            **self._gathered(ids, inputs),
+            "labels": targets["labels"],
+            "decoder_attention_mask": targets["attention_mask"],
+        }
+
+    def _gathered(self, ids: Tensor, length: int) -> dict[str, Tensor]:
         real = ids != FILL
         # A piece of nothing but fill knows no length it fits in, except the shortest.
         stand_in = torch.where(real[0], ids[0], self.shortest)
@@ -61,9 +81,9 @@ class Streamed:
     def __init__(self, tokens: Resident, device: torch.device) -> None:
         self.tokens, self.device = tokens, device
         self.offsets = tokens.offsets.to(device)
-        self.buffers: dict[tuple[int, int], dict[str, Tensor]] = {}
+        self.buffers: dict[tuple[int, Length], dict[str, Tensor]] = {}
 
-    def fetch(self, ids: np.ndarray, length: int) -> None:
+    def fetch(self, ids: np.ndarray, length: Length) -> None:
         """Copy the batch of these examples."""
         found = self.tokens.batch(torch.from_numpy(ids), length)
         buffers = self.buffers.setdefault((len(ids), length), {})
@@ -72,6 +92,6 @@ class Streamed:
                 buffers[name] = torch.empty_like(values, device=self.device)
             buffers[name].copy_(values, non_blocking=True)
 
-    def batch(self, ids: Tensor, length: int) -> dict[str, Tensor]:
+    def batch(self, ids: Tensor, length: Length) -> dict[str, Tensor]:
         """The batch fetched last, of these examples: see `Resident.batch`."""
         return dict(self.buffers[len(ids), length])

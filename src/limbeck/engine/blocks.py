@@ -1,6 +1,6 @@
 """Blocks that run another way while a stage trains."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -40,21 +40,11 @@ class Recomputed(Swapped):
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        options = {"use_reentrant": False, "context_fn": partial(_alike, model.config)}
-        found = dict.fromkeys(architectures.blocks(model))
+        options = {"use_reentrant": False, "context_fn": partial(_alike, architectures.configs(model))}
+        found = architectures.every_block(model)
         super().__init__({block: partial(checkpoint, block.forward, **options) for block in found})
 
 
-def _alike(config: Any) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+def _alike(configs: Sequence[Any]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     """What a forward and its repetition run in: the second attends by what the first does, whose mask it is given."""
-    return nullcontext(), _attending(config, config._attn_implementation)
-
-
-@contextmanager
-def _attending(config: Any, implementation: str) -> Iterator[None]:
-    native = config._attn_implementation
-    config._attn_implementation = implementation
-    try:
-        yield
-    finally:
-        config._attn_implementation = native
+    return nullcontext(), architectures.attending_by(configs, configs[0]._attn_implementation)

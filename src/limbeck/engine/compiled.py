@@ -1,11 +1,7 @@
 """torch.compile, one block at a time: one compilation serves every block and every batch shape."""
 
-from collections.abc import Iterator
-
 import torch
-from torch import nn
 
-from limbeck import architectures
 from limbeck.engine.blocks import Swapped
 from limbeck.taps import Tap
 
@@ -18,14 +14,8 @@ class Compiled(Swapped):
     compiled too."""
 
     def __init__(self, taps: list[Tap]) -> None:
-        layers = [(block, layer in tap.attention) for tap in taps for layer, block in _layers(tap)]
-        read = {block for block, watched in layers if watched}  # one block may be several layers
-        found = dict.fromkeys(block for block, _ in layers if block not in read)
-        super().__init__({block: torch.compile(block.forward, dynamic=True) for block in found})
-
-
-def _layers(tap: Tap) -> Iterator[tuple[int, nn.Module]]:
-    return enumerate(architectures.blocks(tap.model)[: tap.depth], 1)
+        found = [block for tap in taps for block in tap.plain_blocks()]
+        super().__init__({block: torch.compile(block.forward, dynamic=True) for block in dict.fromkeys(found)})
 
 
 def failed(error: RuntimeError) -> bool:

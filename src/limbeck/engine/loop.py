@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 
 from limbeck.data.encoding import Encoded
-from limbeck.data.plan import FILL, PlannedBatch, padding_share, plan, share, steps_per_epoch
+from limbeck.data.plan import FILL, Length, PlannedBatch, padding_share, plan, share, steps_per_epoch
 from limbeck.distiller import Distiller
 from limbeck.engine.checkpoints import Checkpoint, Checkpoints, State
 from limbeck.engine.compiled import PAYS_FROM
@@ -148,7 +148,9 @@ class Loop:
     def _plan(self, stage: Stage, index: int, epoch: int) -> list[PlannedBatch]:
         return plan(self.data.lengths, stage.batch, seed=self.seed, stage=index, epoch=epoch, longest=self.longest)
 
-    def _step(self, step: Step, distiller: Distiller, stage: Stage, state: State, epoch: int, ids, length: int) -> None:
+    def _step(
+        self, step: Step, distiller: Distiller, stage: Stage, state: State, epoch: int, ids, length: Length
+    ) -> None:
         world = self.accelerator.num_processes
         size = math.ceil(stage.batch / world)
         pieces = math.ceil(size / self.pace.micro_batch) if self.pace.micro_batch else 1

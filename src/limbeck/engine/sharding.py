@@ -37,7 +37,7 @@ def shard(model: PreTrainedModel, *, half: bool = False) -> None:
         "mp_policy": MixedPrecisionPolicy(param_dtype=kind, reduce_dtype=torch.float32 if half else None),
         "reshard_after_forward": True,  # also at the top, which a teacher would otherwise hold whole for ever
     }
-    for block in dict.fromkeys(architectures.blocks(model)):
+    for block in architectures.every_block(model):
         fully_shard(block, **options)
     # These are read outside the model's forward, where a sharded module is in pieces.
     outside = [architectures.projector(model)] + ([architectures.output_map(model)] if of(model).vocabulary else [])
@@ -51,11 +51,11 @@ def hold_ends(taps: Sequence[Tap]) -> None:
     none reaches the outputs of that block and of the model.
     """
     model = taps[0].model
-    blocks = architectures.blocks(model)
-    ends = [tap.depth for tap in taps if tap.depth in tap.attention - tap.hidden and not tap.whole]
+    ends = [tap for tap in taps if tap.ends_in_attention]
     words = any(tap.output is not None for tap in taps)  # what is read then enters the output map
-    held = {blocks[depth - 1] for depth in ends} | ({model} if ends or words else set())
-    for module in (model, *blocks):
+    held: set[nn.Module] = {architectures.blocks(model, tap.side)[tap.depth - 1] for tap in ends}
+    held |= {model} if ends or words else set()
+    for module in (model, *architectures.every_block(model)):
         cast(FSDPModule, module).set_reshard_after_forward(module not in held, recurse=False)
 
 

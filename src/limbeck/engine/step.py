@@ -15,6 +15,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from limbeck.data.plan import Length
 from limbeck.data.resident import Resident, Streamed
 from limbeck.distiller import Distiller, Output
 from limbeck.engine.blocks import Recomputed
@@ -83,7 +84,7 @@ class Step:
             yield
         torch.cuda.current_stream().wait_stream(self.stream)
 
-    def __call__(self, pieces: Sequence[np.ndarray], length: int, examples: int, lr: float, seed: int) -> None:
+    def __call__(self, pieces: Sequence[np.ndarray], length: Length, examples: int, lr: float, seed: int) -> None:
         """Step on one optimiser batch of `examples`; `pieces` are the example ids of this process's share of it."""
         for group, rate in zip(self.optimizer.param_groups, self.rates):
             rate.fill_(lr * group["pace"])
@@ -115,7 +116,7 @@ class Step:
             self.say(f"blocks are not compiled: {str(error).strip().splitlines()[0]}")
             self._run(key, work, seed)
 
-    def _whole(self, ids: Tensor, length: int) -> None:
+    def _whole(self, ids: Tensor, length: Length) -> None:
         for parameter in self.direct:
             parameter.grad = None  # nothing to add to: gradients are written, not accumulated
         self._refresh()
@@ -132,7 +133,7 @@ class Step:
         if self.half:
             self.half.refresh()
 
-    def _backward(self, ids: Tensor, length: int, last: bool, add: bool = True) -> None:
+    def _backward(self, ids: Tensor, length: Length, last: bool, add: bool = True) -> None:
         with nullcontext() if last else self.accelerator.no_sync(self.module):
             output = self._forward(ids, length)
             output.loss.backward()
@@ -140,7 +141,7 @@ class Step:
             self.half.hand_over(add=add)
         self.parts.add_(torch.stack([output.loss.detach(), *(part.detach() for part in output.parts.values())]))
 
-    def _forward(self, ids: Tensor, length: int) -> Output:
+    def _forward(self, ids: Tensor, length: Length) -> Output:
         batch = self.tokens.batch(ids, length) | {"count": self.count}
         swapped = self.compiled or self.recomputed
         with swapped.running() if swapped else nullcontext():
@@ -156,7 +157,7 @@ class Step:
             (clip if self.sharded else nn.utils.clip_grad_norm_)(self.parameters, self.clip)
         self.optimizer.step()
 
-    def _load(self, ids: np.ndarray, length: int) -> Tensor:
+    def _load(self, ids: np.ndarray, length: Length) -> Tensor:
         self.tokens.fetch(ids, length)
         if self.teacher is not None:
             self.teacher.fetch(ids, length)

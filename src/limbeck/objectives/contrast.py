@@ -6,10 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from limbeck.architectures import Side
 from limbeck.data.noise import key_for, noise
 from limbeck.data.plan import FILL
 from limbeck.errors import LimbeckError
-from limbeck.features import FEATURES
+from limbeck.features import find_feature
 from limbeck.mappings import MAPPINGS
 from limbeck.objectives.base import (
     Models,
@@ -52,7 +53,9 @@ class Contrast(Objective):
     ) -> None:
         super().__init__(weight)
         self.call = parse(contrast)
-        self.feature = bind(self.call, FEATURES, "feature").func
+        feature, side = find_feature(self.call)
+        self.feature = feature.func
+        self.side: Side = side
         if getattr(self.feature, "rows", None) != "example" or self.feature.fixed is not None:
             raise LimbeckError(
                 f"contrast takes one state an example, and {self.call} gives something else: cls or mean."
@@ -71,7 +74,7 @@ class Contrast(Objective):
                 "contrast keeps a vector of every training example and draws by their labels, and there are none. Give "
                 "labelled data; in a loop of your own, Distiller(…, train_labels=…) and the batch column id."
             )
-        self.layers = self.mapping(models.student.layers, models.teacher.layers)
+        self.layers = self.mapping(models.student.at(self.side).layers, models.teacher.at(self.side).layers)
         if self.layers.draw or not self.layers.student:
             raise LimbeckError(f"contrast: {self.call} needs a map that names layers, once and for all.")
         self.examples = len(models.train_labels)

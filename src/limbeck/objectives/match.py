@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from limbeck.aligners import ALIGNERS, Linear, NoAligner, Shared
-from limbeck.architectures import Shape
+from limbeck.architectures import Shape, Side
 from limbeck.blends import BLENDS, Blend
 from limbeck.distances import DISTANCES, OF_DISTRIBUTIONS
 from limbeck.errors import LimbeckError
-from limbeck.features import FEATURES, LOGITS, scores
+from limbeck.features import LOGITS, find_feature, scores
 from limbeck.filters import Filters
 from limbeck.mappings import MAPPINGS, Layers
 from limbeck.objectives.base import Models, Moment, NamedAligner, Objective, Read, per_example
@@ -41,8 +41,9 @@ class Match(Objective):
     ) -> None:
         super().__init__(weight)
         self.call, self.align = parse(match), parse(align)
-        feature = bind(self.call, FEATURES, "feature")
+        feature, side = find_feature(self.call)
         self.feature, self.asked = feature.func, feature.keywords
+        self.side: Side = side
         if not hasattr(self.feature, "site"):
             raise LimbeckError(f'feature "{self.call.name}" does not say where it looks: mark it with @seen_at(…).')
         self.distance = bind(parse(distance), DISTANCES, "distance")
@@ -65,7 +66,7 @@ class Match(Objective):
     def bind(self, models: Models, named: Mapping[str, NamedAligner]) -> None:
         if models.teacher is None:
             raise LimbeckError(f"match: {self.call} needs a teacher, and there is none. Give --teacher.")
-        student, teacher = models.student, models.teacher
+        student, teacher = models.student.at(self.side), models.teacher.at(self.side)
         self.layers = (
             self.mapping(student.layers, teacher.layers)
             if self.mapping
@@ -89,6 +90,11 @@ class Match(Objective):
         widths = getattr(models.student, self.feature.width), getattr(teacher, self.feature.width)
         make = named.get(self.align.name) or bind(self.align, ALIGNERS, "aligner")
         self.aligner = make(*widths, count)
+        if isinstance(self.aligner, Filters) and self.side != "decoder":
+            raise LimbeckError(
+                f"match: {self.call}: filters predict, and an encoder beside a decoder does not. Leave out side, or "
+                "use another aligner."
+            )
         if isinstance(self.aligner, Filters) and models.live:
             self.aligner.bind(*models.live, self.layers, tokens=self.feature.rows == "token")
         if isinstance(self.aligner, NoAligner | Filters) and not self.aligner.fits and not self.by_heads:
@@ -165,7 +171,8 @@ class Match(Objective):
             raise LimbeckError(f"match: {self.call}: give heads or size, not both.")
         if teacher.width % size:
             raise LimbeckError(f"match: {self.call}: size {size} does not divide the teacher's width, {teacher.width}.")
-        self.call = Call(self.call.name, options={"heads": teacher.width // size})
+        options = {name: value for name, value in self.call.options.items() if name != "size"}
+        self.call = Call(self.call.name, options=options).with_option("heads", teacher.width // size)
         return teacher.width // size
 
     def at(self, moment: Moment) -> None:

@@ -64,6 +64,11 @@ class Replacement(Labels):
                 f"the layers of {student.config.model_type} are of several types ({', '.join(types)}). Use another "
                 "recipe for this family."
             )
+        if any("relative_attention_bias" in name for name, _ in architectures.blocks(teacher)[0].named_parameters()):
+            raise LimbeckError(
+                f"replacement: the first block of a {student.config.model_type} decoder makes the positions of all "
+                "others, so that blocks of two models cannot take turns. Use another recipe for this family."
+            )
         ours, theirs = architectures.blocks(student), architectures.blocks(teacher.eval().requires_grad_(False))
         count, depth = len(ours), len(theirs)
         self.register_buffer("replaced", torch.zeros(count, dtype=torch.bool), persistent=False)

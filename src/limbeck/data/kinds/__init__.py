@@ -10,6 +10,7 @@ from limbeck.data.kinds.masked_lm import MaskedLM
 from limbeck.data.kinds.multi_label import MultiLabel
 from limbeck.data.kinds.question_answering import QuestionAnswering
 from limbeck.data.kinds.regression import Regression
+from limbeck.data.kinds.seq2seq import Seq2Seq
 from limbeck.data.kinds.tagging import Tagging
 from limbeck.data.kinds.text import Text
 from limbeck.errors import LimbeckError, did_you_mean
@@ -24,6 +25,7 @@ KINDS: dict[str, Kind] = {
         MultiLabel(),
         Tagging(),
         QuestionAnswering(),
+        Seq2Seq(),
         Text(),
         CausalLM(),
         MaskedLM(),
@@ -43,9 +45,8 @@ def find_kind(name: str) -> Kind:
 
 def of(model: Any) -> Kind:
     """The kind of task a model is for, by its class and configuration."""
-    if model.base_model is model:
-        return KINDS["text"]
-    return declared(type(model).__name__, model.config) or KINDS["classification"]
+    headless = KINDS["text" if model.base_model is model else "classification"]
+    return declared(type(model).__name__, model.config) or headless
 
 
 def declared(architecture: str, config: Any) -> Kind | None:

@@ -31,6 +31,7 @@ class Kind:
     bare = False  # its models have no head
     vocabulary = False  # predicts words; logits of that many are never held whole, see vocabulary.py
     masked = False  # words are hidden from it, see masking.py
+    writes = False  # a text of its own length, whose tokens are the labels
     labelled = True  # learns from labels beside the texts
     packed = False  # learns from running text, packed into blocks of tokens
     named = True  # labels have names
