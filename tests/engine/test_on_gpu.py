@@ -9,6 +9,7 @@ from accelerate import Accelerator
 from torch.profiler import ProfilerActivity, profile, record_function
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from limbeck.data import resident
 from limbeck.data.spec import DataSpec
 from limbeck.distiller import Distiller
 from limbeck.engine.step import Step
@@ -18,6 +19,9 @@ from limbeck.recipe import Stage
 from limbeck.teachers import remembering
 from tests import toy
 from tests.engine.test_step import LR, examples
+from tests.invariants.test_running_text import masked_teacher as masked
+from tests.invariants.test_running_text import teacher as body
+from tests.invariants.test_running_text import texts
 from tests.recipes.test_every_recipe import RECIPES
 from tests.tiny import every_family, tiny_model
 
@@ -163,6 +167,19 @@ def test_language_models_are_captured(family, cached):
     captured = run(module, step, 12)
     assert not step.captures.refused
     eager = run(*made(**options, eager=True), 12)
+    assert all(torch.equal(a, b) for a, b in zip(eager, captured))
+
+
+@pytest.mark.parametrize("fits", [True, False])
+@pytest.mark.parametrize(
+    ("recipe", "kind", "teacher"), [("att-mse:hid-seq", "text", body), ("distilbert", "masked-lm", masked)]
+)
+def test_running_text_is_captured(recipe, kind, teacher, fits, monkeypatch):
+    """Whether its tokens lie on the device or are copied there batch by batch; hidden words change with every step."""
+    monkeypatch.setattr(resident, "fits", lambda size, device: fits)
+    asked = request(recipe, DataSpec(**{**texts(), "kind": kind}), teacher=teacher(), layers=2)
+    (steps, captured), (_, eager) = (trained(prepare(asked), eager=how, say=print) for how in (False, True))
+    assert all(len(step.captures.graphs) == 1 and not step.captures.refused for step in steps)
     assert all(torch.equal(a, b) for a, b in zip(eager, captured))
 
 
