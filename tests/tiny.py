@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
 
-from limbeck.architectures import FAMILIES
+from limbeck.architectures import FAMILIES, attending
 
 VOCABULARY = 100
 # What DeBERTa's third version has; the defaults of its configuration are those of the first.
@@ -77,7 +77,7 @@ def tiny_model(
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = auto.from_config(config)
+        model = auto.from_config(config, **attending(config))
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.dim() == 1:

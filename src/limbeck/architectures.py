@@ -121,6 +121,7 @@ FAMILIES = {
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"), LLAMA),
 }
 Pooling = Literal["first", "last", "mean"]
+ONE_MAP = "one linear map"
 WIDE = "limbeck-"  # before the model type of a family's classifiers whose head is wider than their states
 for config_class, model_class in wide_head.CLASSES.items():
     AutoConfig.register(config_class.model_type, config_class)
@@ -155,12 +156,26 @@ def family(model: PreTrainedModel) -> Family:
     if task.bare:
         return replace(known, head=(), dense="", output="")
     head = known.words if task.masked else task.head
-    return replace(known, head=(head,), dense=head, output=head, activation="none", after="") if head else known
+    if not head or all(_has(model, path) for path in (known.dense, known.output)):  # ModernBERT's serves every kind
+        return known
+    return replace(known, head=(head,), dense=head, output=head, activation="none", after="")
+
+
+def _has(model: PreTrainedModel, path: str) -> bool:
+    place: Any = model
+    for name in path.split("."):
+        place = getattr(place, name, None)
+    return place is not None
 
 
 def auto_class(kind: kinds.Kind) -> Any:
     """The class of transformers that makes models for a kind of task."""
     return getattr(transformers, kind.auto)
+
+
+def attending(config: Any) -> dict[str, str]:
+    """What a model has to be made with to attend as it learned to: SDPA leaves out the cap some put on their scores."""
+    return {"attn_implementation": "eager"} if getattr(config, "attn_logit_softcapping", None) else {}
 
 
 def _like_llama(model: PreTrainedModel) -> Family | None:
@@ -244,7 +259,7 @@ def classifier_form(model: PreTrainedModel) -> str:
     """What the classifier computes, in words."""
     known = family(model)
     if known.dense == known.output:
-        return "one linear map"
+        return ONE_MAP
     name = getattr(model.config, known.activation, known.activation)
     return f"a {name}{' and a norm' if known.after else ''} between two linear maps"
 

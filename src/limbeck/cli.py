@@ -49,9 +49,19 @@ class Columns:
     labels: Annotated[str | None, _option("--labels", "The label names in order: no,yes.", DATA)] = None
     kind: Annotated[
         str | None,
-        _option("--kind", "What is learnt, where files do not show it: tagging, text, masked-lm, causal-lm, …", DATA),
+        _option(
+            "--kind",
+            "What is learnt, where files do not show it: tagging, question-answering, text, masked-lm, causal-lm, …",
+            DATA,
+        ),
     ] = None
-    max_length: Annotated[int, _option("--max-length", "Tokens of an example at most; of a block of text.", DATA)] = 128
+    max_length: Annotated[
+        int | None,
+        _option("--max-length", "Tokens an example may have, 128 or, with a context, 384; longer ones are cut.", DATA),
+    ] = None
+    stride: Annotated[
+        int, _option("--stride", "Tokens that two windows of a context share, where it has to be cut.", DATA)
+    ] = 128
 
     def spec(self) -> dict[str, Any]:
         """As DataSpec takes it."""
@@ -67,7 +77,9 @@ class Scored(Columns):
     data: Annotated[
         str | None, _option("--data", "Folder of the official TSV files, or the id of a dataset on the hub.", DATA)
     ] = None
-    eval: Annotated[str | None, _option("--eval", "Your own file: CSV, TSV, JSONL, Parquet, or text.", DATA)] = None
+    eval: Annotated[
+        str | None, _option("--eval", "Your own file: CSV, TSV, JSONL, Parquet, text, or SQuAD's JSON.", DATA)
+    ] = None
 
 
 @dataclass
@@ -78,7 +90,9 @@ class Data(Columns):
     data: Annotated[
         str | None, _option("--data", "Folder of the official TSV files, or the id of a dataset on the hub.", DATA)
     ] = None
-    train: Annotated[str | None, _option("--train", "Your own file: CSV, TSV, JSONL, Parquet, or text.", DATA)] = None
+    train: Annotated[
+        str | None, _option("--train", "Your own file: CSV, TSV, JSONL, Parquet, text, or SQuAD's JSON.", DATA)
+    ] = None
     eval: Annotated[str | None, _option("--eval", "The file to select on; without it, a tenth is held out.", DATA)] = (
         None
     )

@@ -90,8 +90,14 @@ def classifier(start: Start, *, frozen: bool = False, project: bool = False) -> 
             f"the teacher's classifier predicts {teacher.config.num_labels} labels and the student is to predict "
             f"{student.config.num_labels}: it does not fit. Give a teacher of this task."
         )
+    narrower = student.config.hidden_size != teacher.config.hidden_size
     if of(student).vocabulary:
         reused = _take_words(student, teacher, project)
+    elif narrower and of(student).per_token and ours != architectures.ONE_MAP:
+        raise LimbeckError(
+            f"the teacher's head is {theirs}, over every token: under a narrower student it would be wider than any "
+            "model of transformers has it. Give a student of the teacher's width, or leave classifier out of init."
+        )
     else:
         reused = projector.take_over(student, teacher, project=project)
     start.fresh_classifier = False
@@ -158,7 +164,8 @@ def start_student(
     config = _config(source, depth, width, labels, calls)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        student = architectures.auto_class(of(source)).from_config(config, dtype=torch.float32)
+        made = architectures.auto_class(of(source))
+        student = made.from_config(config, dtype=torch.float32, **architectures.attending(config))
         start = Start(student, source, teacher, from_teacher=source is teacher)
         for call in calls:
             bind(parse(call), INITIALISERS, "start")(start)

@@ -63,8 +63,9 @@ def load_model(name: str, task: Task | None = None) -> PreTrainedModel:
 
     def read(place: str) -> PreTrainedModel:
         # A half-precision file would otherwise be trained in half precision, and learn nothing.
+        options = labels | architectures.attending(config)
         return architectures.auto_class(own or wanted).from_pretrained(
-            place, dtype=torch.float32, use_safetensors=True, trust_remote_code=False, **labels
+            place, dtype=torch.float32, use_safetensors=True, trust_remote_code=False, **options
         )
 
     model = _loaded(name, read)
@@ -127,7 +128,8 @@ def renew_classifier(model: PreTrainedModel, task: Task, seed: int) -> PreTraine
         setattr(config, name, value)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        fresh = architectures.auto_class(KINDS[task.kind]).from_config(config, dtype=torch.float32)
+        auto = architectures.auto_class(KINDS[task.kind])
+        fresh = auto.from_config(config, dtype=torch.float32, **architectures.attending(config))
     heads = (*architectures.head(fresh), *architectures.head(model))
     body = {name: weight for name, weight in model.state_dict().items() if not name.startswith(heads)}
     fresh.load_state_dict(body, strict=False)

@@ -173,13 +173,21 @@ def _prepare(asked: Request) -> Prepared:
     both = [model for model in (teacher, start.student) if model is not None]
     odd = {type(model).__name__ for model in both if kinds.of(model).vocabulary and shaping(model) is None}
     notes += [f"what {name} does to its logits is not known: they are held whole, which takes memory" for name in odd]
-    longest = min(models.longest_input(model.config, tokenizer, asked.data.max_length) for model in both)
-    columns = {column for model in both for column in architectures.inputs(model)}
     kind = kinds.KINDS[corpus.task.kind]
-    train = encode(_training(corpus), tokenizer, columns, longest, kind)
-    if longest < asked.data.max_length and train.lengths.max() == longest:
+    wanted = kind.length if asked.data.max_length is None else asked.data.max_length
+    longest = min(models.longest_input(model.config, tokenizer, wanted) for model in both)
+    columns = {column for model in both for column in architectures.inputs(model)}
+
+    def encoded(split: Split | RunningText) -> Encoded:
+        return encode(split, tokenizer, columns, longest, kind, stride=asked.data.stride)
+
+    source = _training(corpus)
+    train = encoded(source)
+    if isinstance(source, Split) and len(train) > len(source):
+        notes.append(f"train: {len(source)} examples make {len(train)} windows of at most {longest} tokens")
+    if longest < wanted and train.lengths.max() == longest:
         notes.append(f"longer texts are cut at {longest} tokens, the most these models take")
-    evals = {name: encode(split, tokenizer, columns, longest, kind) for name, split in corpus.evals.items()}
+    evals = {name: encoded(split) for name, split in corpus.evals.items()}
     others = {}
     for index, stage in enumerate(recipe.stages):
         if stage.data:

@@ -72,8 +72,8 @@ def distill(
     """Distil `teacher` into a student of `layers` layers, or into the checkpoint `student`.
 
     `data` says what to learn from, in the words of the command line: `task` and `data`, or `train`, `eval`, `test`
-    with `text`, `text_pair`, `label`, `labels`, `kind`, `max_length`; `few`, `label_noise`, `supplement`. `set` changes
-    values of the recipe, as `--set` does; `allow_code` lets it name Python functions by dotted path.
+    with `text`, `text_pair`, `label`, `labels`, `kind`, `max_length`, `stride`; `few`, `label_noise`, `supplement`.
+    `set` changes values of the recipe, as `--set` does; `allow_code` lets it name Python functions by dotted path.
     """
     asked = request(
         recipe,

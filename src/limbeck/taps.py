@@ -244,7 +244,7 @@ def _tapped_attention(
     if softcap is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
     own = sys.modules[type(module).__module__].eager_attention_forward
-    lowest = torch.finfo(query.dtype).min
+    lowest = max(torch.finfo(query.dtype).min, torch.finfo(torch.float32).min)  # it takes the softmax in fp32
     added = torch.zeros_like(attention_mask, dtype=query.dtype).masked_fill(~attention_mask, lowest)
     return own(module, query, key, value, added, **options)
 

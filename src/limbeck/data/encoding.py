@@ -14,6 +14,7 @@ from limbeck.data.corpus import RunningText, Split
 from limbeck.data.kinds import IGNORE, KINDS, Kind
 from limbeck.data.packing import pack
 from limbeck.data.plan import FILL
+from limbeck.data.spec import STRIDE
 from limbeck.errors import LimbeckError
 
 if TYPE_CHECKING:
@@ -98,11 +99,14 @@ def encode(
     columns: Iterable[str],
     max_length: int,
     kind: Kind = KINDS["classification"],
+    *,
+    stride: int = STRIDE,
 ) -> Encoded:
     """Tokenise a split once. `columns` are the input names either model takes; those a tokenizer can make are kept.
 
     Token types come from here even if the tokenizer leaves them out by default, since the other model may read them.
-    A pair that is too long loses tokens of its longer text.
+    A pair that is too long loses tokens of its longer text; or, if the kind has it so, becomes several examples of
+    which two neighbours share `stride` tokens.
     """
     _check(tokenizer, max_length, kind)
     if isinstance(split, RunningText):
@@ -116,23 +120,25 @@ def encode(
             tokenizer,
             split.at(np.arange(len(split))[part]),
             max_length=max_length,
+            stride=stride,
             padding=False,
             return_attention_mask=False,
             return_token_type_ids="token_type_ids" in wanted,
         )
         lengths.extend(len(row) for row in tokens["input_ids"])
         for name, rows in tokens.items():
-            if name in ("input_ids", "labels") or name in wanted:
-                flat.setdefault(name, []).append(np.fromiter(chain.from_iterable(rows), dtype=np.int32))
+            flat.setdefault(name, []).append(np.fromiter(chain.from_iterable(rows), dtype=np.int32))
     pads: dict[str, Any] = {"token_type_ids": tokenizer.pad_token_type_id, "labels": IGNORE}
     whole = {name: np.concatenate(parts) for name, parts in flat.items()}
     offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    labels, gold = kind.right(split, whole, offsets)
+    kept = {name: column for name, column in whole.items() if name in ("input_ids", "labels") or name in wanted}
     return Encoded(
-        columns=whole,
+        columns=kept,
         offsets=offsets,
-        labels=None if kind.per_token else split.labels,
-        pads={name: pads.get(name, _padding(tokenizer)) for name in flat},
-        gold=kind.gold(split, whole.get("labels"), offsets),
+        labels=labels,
+        pads={name: pads.get(name, _padding(tokenizer)) for name in kept},
+        gold=gold,
     )
 
 
@@ -154,13 +160,8 @@ def _packed(text: RunningText, tokenizer: PreTrainedTokenizerBase, max_length: i
         from limbeck.data.masking import hide_for_good
 
         columns = hide_for_good(tokens, offsets, tokenizer)
-    return Encoded(
-        columns=columns,
-        offsets=offsets,
-        labels=None,
-        pads={"input_ids": _padding(tokenizer), "labels": IGNORE},
-        gold=kind.gold(text, columns.get("labels", tokens), offsets),
-    )
+    labels, gold = kind.right(text, columns, offsets)
+    return Encoded(columns, offsets, labels, {"input_ids": _padding(tokenizer), "labels": IGNORE}, gold)
 
 
 def _padding(tokenizer: PreTrainedTokenizerBase) -> int:

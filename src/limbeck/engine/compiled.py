@@ -1,6 +1,9 @@
 """torch.compile, one block at a time: one compilation serves every block and every batch shape."""
 
+from collections.abc import Iterator
+
 import torch
+from torch import nn
 
 from limbeck import architectures
 from limbeck.engine.blocks import Swapped
@@ -15,13 +18,14 @@ class Compiled(Swapped):
     compiled too."""
 
     def __init__(self, taps: list[Tap]) -> None:
-        found = [
-            block
-            for tap in taps
-            for layer, block in enumerate(architectures.blocks(tap.model)[: tap.depth], 1)
-            if layer not in tap.attention
-        ]
-        super().__init__({block: torch.compile(block.forward, dynamic=True) for block in dict.fromkeys(found)})
+        layers = [(block, layer in tap.attention) for tap in taps for layer, block in _layers(tap)]
+        read = {block for block, watched in layers if watched}  # one block may be several layers
+        found = dict.fromkeys(block for block, _ in layers if block not in read)
+        super().__init__({block: torch.compile(block.forward, dynamic=True) for block in found})
+
+
+def _layers(tap: Tap) -> Iterator[tuple[int, nn.Module]]:
+    return enumerate(architectures.blocks(tap.model)[: tap.depth], 1)
 
 
 def failed(error: RuntimeError) -> bool:

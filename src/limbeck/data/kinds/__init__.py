@@ -8,6 +8,7 @@ from limbeck.data.kinds.classification import Classification
 from limbeck.data.kinds.lambada import Lambada
 from limbeck.data.kinds.masked_lm import MaskedLM
 from limbeck.data.kinds.multi_label import MultiLabel
+from limbeck.data.kinds.question_answering import QuestionAnswering
 from limbeck.data.kinds.regression import Regression
 from limbeck.data.kinds.tagging import Tagging
 from limbeck.data.kinds.text import Text
@@ -17,7 +18,17 @@ __all__ = ["IGNORE", "KINDS", "Kind", "declared", "find_kind", "of"]
 
 KINDS: dict[str, Kind] = {
     kind.name: kind
-    for kind in (Classification(), Regression(), MultiLabel(), Tagging(), Text(), CausalLM(), MaskedLM(), Lambada())
+    for kind in (
+        Classification(),
+        Regression(),
+        MultiLabel(),
+        Tagging(),
+        QuestionAnswering(),
+        CausalLM(),
+        Lambada(),
+        MaskedLM(),
+        Text(),
+    )
 }
 
 
