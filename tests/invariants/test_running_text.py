@@ -178,7 +178,7 @@ def test_models_without_a_head_are_not_evaluated():
 
 def test_running_text_without_a_kind_is_asked_about(tmp_path):
     named = {name: texts()[name] for name in ("train", "eval")}
-    with pytest.raises(LimbeckError, match=r"running text. Say with --kind what is learnt from it: text"):
+    with pytest.raises(LimbeckError, match=r"running text. Say with --kind what is learnt from it: .*text"):
         prepare(request("hid-seq", DataSpec(**named), teacher=toy.teacher("bert"), layers=2))
 
 

@@ -25,7 +25,7 @@ class Text(Kind):
     def owns(self, architecture: str, config: Any) -> bool:
         return False  # a checkpoint without a head may get one, of any kind
 
-    def usual_metrics(self, names: Sequence[str]) -> tuple[str, ...]:
+    def usual_metrics(self, names: Sequence[str], values: Sequence) -> tuple[str, ...]:
         return self.lower
 
     def settings(self, names: Sequence[str]) -> dict[str, Any]:
