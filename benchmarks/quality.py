@@ -111,12 +111,16 @@ def one(job: tuple) -> dict:
         **data, "max_length": args.max_length, "out": str(folder).replace(":", "-"), "seed": seed,
         "resume": True, "quiet": True, "pace": limbeck.Pace(save_every=1e9),
     }  # fmt: skip
-    if recipe in ("teacher", "finetune"):
-        run = limbeck.finetune(model, layers=layers, set=same, **common)
+    done = Path(common["out"]) / "scores.json"
+    if done.exists():
+        scores = json.loads(done.read_text("utf8"))
+    elif recipe in ("teacher", "finetune"):
+        scores = limbeck.finetune(model, layers=layers, set=same, **common).scores
     else:
-        run = limbeck.distill(recipe, teacher=model, layers=layers, set=same, **common)
+        scores = limbeck.distill(recipe, teacher=model, layers=layers, set=same, **common).scores
+    torch.cuda.empty_cache()  # for the other workers
     kept = ("metric", "student", "teacher", "retention", "metrics", "params", "latency_ms", "seed", "seconds")
-    return {"run": f"{recipe} {task} {seed}", "recipe": recipe, "task": task} | {k: run.scores[k] for k in kept}
+    return {"run": f"{recipe} {task} {seed}", "recipe": recipe, "task": task} | {k: scores[k] for k in kept}
 
 
 def alike(recipe: str, task: str | None, args: argparse.Namespace) -> list[str]:

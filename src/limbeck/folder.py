@@ -17,6 +17,7 @@ class RunFolder:
         self.request = self.path / "request.json"
         self.environment = self.path / "environment.json"
         self.metrics = self.path / "metrics.jsonl"
+        self.said = self.path / "log.txt"
         self.checkpoints = self.path / "checkpoints"
         self.scores = self.path / "scores.json"
         self.student = self.path / "student"

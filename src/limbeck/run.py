@@ -153,6 +153,7 @@ def _execute(asked: Request, folder: RunFolder, resume: bool, track: str | None,
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
         _begin(folder, asked, prepared)
+        display.keep_in(folder.said)
     accelerator.wait_for_everyone()
     if track:
         accelerator.init_trackers("limbeck")

@@ -18,6 +18,7 @@ RUN_FOLDER = {
     "request.json",
     "environment.json",
     "metrics.jsonl",
+    "log.txt",
     "scores.json",
     "student",
     "report.html",
@@ -211,6 +212,15 @@ def chain(tmp_path_factory):
         said[name] = toy.command(*words)
         assert said[name].returncode == 0, said[name].stderr
     return place, said
+
+
+@pytest.mark.slow
+def test_what_is_said_is_kept(chain):
+    """To the last line, notes from before there is a folder included."""
+    place, said = chain
+    lines = [line for line in said["distill"].stderr.splitlines() if not line.startswith("[transformers]")]
+    assert (place / "student" / "log.txt").read_text("utf8").splitlines() == lines
+    assert len(lines) > 5
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -16,10 +17,25 @@ class Display:
     def __init__(self, *, quiet: bool = False) -> None:
         self.console = Console(stderr=True, quiet=quiet, highlight=False)
         self.bar: Progress | None = None
+        self.unkept: list[str] = []  # lines said before there is a file for them
+        self.file: Path | None = None
 
     def say(self, line: str) -> None:
         """A line for the user."""
         (self.bar.console if self.bar else self.console).print(line, markup=False, soft_wrap=True)
+        self.unkept.append(line)
+        self._keep()
+
+    def keep_in(self, file: Path) -> None:
+        """Append all that was said, and will be, to a file, quiet or not."""
+        self.file = file
+        self._keep()
+
+    def _keep(self) -> None:
+        if self.file is not None:
+            with self.file.open("a", encoding="utf8") as file:
+                file.writelines(f"{line}\n" for line in self.unkept)
+            self.unkept = []
 
     def start(self, name: str, steps: int, done: int) -> None:
         """A stage begins, or goes on."""
