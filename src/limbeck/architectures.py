@@ -200,13 +200,13 @@ def family(model: PreTrainedModel, side: Side = "decoder") -> Family:
             "A new family is one entry in limbeck/architectures.py: the paths of its blocks, self-attention and head."
         )
     task = kinds.of(model)
-    if task.bare:
-        return replace(known, head=(), dense="", output="")
     if known.cross and task.name != "seq2seq":
         raise LimbeckError(
             f"a model of type {model.config.model_type} answers with a text, and this is a {task.name} task. Give its "
             "labels as words and add --kind seq2seq, or give a model that has an encoder alone."
         )
+    if task.bare:
+        return replace(known, head=(), dense="", output="")
     head = known.words if task.masked else task.head
     if head and not all(_has(model, path) for path in (known.dense, known.output)):  # ModernBERT's serves every kind
         known = replace(known, head=(head,), dense=head, output=head, activation="none", after="")
@@ -315,18 +315,13 @@ def every_block(model: PreTrainedModel) -> list[nn.Module]:
 
 def block_names(model: PreTrainedModel) -> tuple[str, ...]:
     """What the names of the blocks' weights begin with."""
-    return tuple(f"{_base_name(model)}{family(model, side).blocks}." for side in sides(model))
+    return tuple(f"{base_path(model)}{family(model, side).blocks}." for side in sides(model))
 
 
 def norm_names(model: PreTrainedModel) -> tuple[str, ...]:
     """What the names of the weights behind the last blocks begin with."""
     paths = [family(model, side).norm for side in sides(model)]
-    return tuple(f"{_base_name(model)}{path}." for path in paths if path)
-
-
-def _base_name(model: PreTrainedModel) -> str:
-    """What the names of the base model's weights begin with; T5 is its own base model."""
-    return "" if model.base_model is model else f"{model.base_model_prefix}."
+    return tuple(f"{base_path(model)}{path}." for path in paths if path)
 
 
 def giver(model: PreTrainedModel, layer: int, side: Side = "decoder") -> nn.Module:
@@ -472,7 +467,7 @@ def shortened(model: PreTrainedModel, depth: int, *, skip: int = 0, side: Side =
         return container
     if "pooler" in view._modules:
         view._modules["pooler"] = None
-    if model.base_model is model:  # T5
+    if model.base_model is model and "lm_head" in view._modules:  # T5
         view._modules["lm_head"] = nn.Identity()
     convolution = family(model).convolution.rpartition(".")[2]
     if skip and convolution in container._modules:

@@ -45,8 +45,8 @@ def find_kind(name: str) -> Kind:
 
 def of(model: Any) -> Kind:
     """The kind of task a model is for, by its class and configuration."""
-    headless = KINDS["text" if model.base_model is model else "classification"]
-    return declared(type(model).__name__, model.config) or headless
+    bare = model.base_model is model  # as T5 is too, with its head
+    return declared(type(model).__name__, model.config) or KINDS["text" if bare else "classification"]
 
 
 def declared(architecture: str, config: Any) -> Kind | None:
