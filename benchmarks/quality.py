@@ -1,11 +1,13 @@
 """How good every recipe is: recipes × tasks × seeds on one teacher a task, with equal steps, as a table and JSON.
 
     python benchmarks/quality.py --model MODEL --data glue/ --tasks rte,mrpc --layers 3 --results docs/results/NAME
+    python benchmarks/quality.py --model MODEL --train train-v1.1.json --eval dev-v1.1.json --recipes kd,lwd,ted …
 
 A teacher is fine-tuned for each task, then each recipe distils it with the same number of steps, batch and learning
-rate, so that recipes differ by method alone. A recipe of several stages shares the steps out among them as its own
-epochs do; a stage that trains no student keeps its learning rate. `finetune` starts from the same teacher layers as the
-others and sees labels only. Scores are those of the best epoch of the last stage on the dev set.
+rate into a student that starts as the teacher's lower layers, so that recipes differ by method alone; with
+`--own-start` a student starts as its recipe says. A recipe of several stages shares the steps out evenly among them; a
+stage that trains no student keeps its learning rate. `finetune` starts as the others do and sees labels only. Scores
+are those of the best epoch of the last stage on the dev set.
 """
 
 import argparse
@@ -14,37 +16,49 @@ import multiprocessing
 import os
 import statistics
 import time
+import traceback
 from pathlib import Path
 
 
 def main() -> None:
     args = arguments()
-    work = Path(args.work)
-    teachers = [
-        ("teacher", task, args.teacher_seed, args.model, None, work / f"teacher-{task}", args) for task in args.tasks
-    ]
-    students = [
-        (recipe, task, seed, str(work / f"teacher-{task}"), args.layers, work / f"{recipe}-{task}-{seed}", args)
-        for task in args.tasks
-        for recipe in args.recipes
-        for seed in args.seeds
-    ]
-    began = time.time()
-    rows, table = [], ""
+    work, began, rows = Path(args.work), time.time(), []
+
+    def keep(row: dict) -> None:
+        print(f"{time.time() - began:6.0f} s  {said(row)}", flush=True)
+        if "error" not in row:
+            rows.append(row)
+            write(rows, args, time.time() - began)  # each time: a stopped comparison keeps what it has
+
+    def teacher(task: str) -> tuple:
+        return "teacher", task, args.teacher_seed, args.model, None, work / f"teacher-{task}", args
+
+    def student(recipe: str, task: str, seed: int) -> tuple:
+        folder = work / f"{recipe}-{task}-{seed}"
+        return recipe, task, seed, str(work / f"teacher-{task}"), args.layers, folder, args
+
     with multiprocessing.get_context("spawn").Pool(args.workers, maxtasksperchild=None) as pool:
-        for jobs in (teachers, students):
-            for row in pool.imap_unordered(one, jobs):
-                rows.append(row)
-                print(f"{time.time() - began:6.0f} s  {row['run']}  {row['metric']} {row['student']:.2f}", flush=True)
-                table = write(rows, args, time.time() - began)  # each time: a stopped comparison keeps what it has
-    print(table)
+        ready = {task: pool.apply_async(attempt, [teacher(task)], callback=keep) for task in args.tasks}
+        waiting = []
+        for task in args.tasks:
+            ready[task].wait()
+            jobs = [student(recipe, task, seed) for recipe in args.recipes for seed in args.seeds]
+            waiting += [pool.apply_async(attempt, [job], callback=keep) for job in jobs]
+        for result in waiting:
+            result.wait()
+        pool.close()
+        pool.join()
+    print(write(rows, args, time.time() - began))
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="the pre-trained model the teachers start from")
-    parser.add_argument("--data", required=True, help="folder of GLUE's TSV files")
+    parser.add_argument("--data", help="folder of GLUE's TSV files")
     parser.add_argument("--tasks", type=words, default=["rte", "mrpc"])
+    parser.add_argument("--train", help="a file of any kind of task, in place of --data and --tasks")
+    parser.add_argument("--eval", help="the file to score on, which goes with --train")
+    parser.add_argument("--max-length", type=int)
     parser.add_argument("--recipes", type=words, help="default: every shipped recipe and pkd:last")
     parser.add_argument("--seeds", type=lambda text: [int(seed) for seed in words(text)], default=[1, 2, 3])
     parser.add_argument("--teacher-seed", type=int, default=42)
@@ -52,15 +66,33 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--epochs", type=float, default=10)
     parser.add_argument("--lr", default="5e-5")
     parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--own-start", action="store_true", help="students start as their recipes say")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--work", default="runs/quality", help="where the run folders go")
     parser.add_argument("--results", required=True, help="writes RESULTS.json and RESULTS.md")
     args = parser.parse_args()
+    if bool(args.data) == bool(args.train) or bool(args.train) != bool(args.eval):
+        parser.error("give --data with --tasks, or --train with --eval")
+    if args.train:
+        args.tasks = [Path(args.train).stem]
     if not args.recipes:
         from limbeck.recipe import shipped
 
         args.recipes = ["finetune", *(name for name in shipped() if name != "finetune"), "pkd:last"]
     return args
+
+
+def attempt(job: tuple) -> dict:
+    """One run's scores, or why it failed: the others go on."""
+    try:
+        return one(job)
+    except Exception as problem:
+        traceback.print_exc()
+        return {"run": " ".join(map(str, job[:3])), "error": str(problem)}
+
+
+def said(row: dict) -> str:
+    return f"{row['run']}  " + (row["error"] if "error" in row else f"{row['metric']} {row['student']:.2f}")
 
 
 def one(job: tuple) -> dict:
@@ -72,32 +104,30 @@ def one(job: tuple) -> dict:
     import limbeck
 
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // args.workers))
-    same = alike("finetune" if recipe == "teacher" else recipe, task, args)
+    data = {"train": args.train, "eval": args.eval} if args.train else {"task": task, "data": args.data}
+    named = data.get("task")
+    same = alike("finetune", named, args)[1:] if recipe == "teacher" else alike(recipe, named, args)
     common = {
-        "task": task, "data": args.data, "out": str(folder).replace(":", "-"), "seed": seed,
+        **data, "max_length": args.max_length, "out": str(folder).replace(":", "-"), "seed": seed,
         "resume": True, "quiet": True, "pace": limbeck.Pace(save_every=1e9),
     }  # fmt: skip
     if recipe in ("teacher", "finetune"):
-        start = ["init=[layers(first)]"] if recipe == "finetune" else []
-        run = limbeck.finetune(model, layers=layers, set=[*same, *start], **common)
+        run = limbeck.finetune(model, layers=layers, set=same, **common)
     else:
         run = limbeck.distill(recipe, teacher=model, layers=layers, set=same, **common)
     kept = ("metric", "student", "teacher", "retention", "metrics", "params", "latency_ms", "seed", "seconds")
     return {"run": f"{recipe} {task} {seed}", "recipe": recipe, "task": task} | {k: run.scores[k] for k in kept}
 
 
-def alike(recipe: str, task: str, args: argparse.Namespace) -> list[str]:
-    """What makes a recipe take as many steps as the others, of the same size."""
+def alike(recipe: str, task: str | None, args: argparse.Namespace) -> list[str]:
+    """What makes a recipe start as the others do, and take as many steps, of the same size."""
     from limbeck.recipe import resolve
 
-    stages = resolve(recipe, task=task).stages
-    own = [stage.epochs or 1.0 for stage in stages]
-    changes = [f"stages.*.batch={args.batch}"]
-    for stage, epochs in zip(stages, own):
-        changes.append(f"stages.{stage.name}.epochs={args.epochs * epochs / sum(own)}")
-        if "student" in stage.train:
-            changes.append(f"stages.{stage.name}.lr={args.lr}")
-    return changes
+    asked = resolve(recipe, task=task)
+    start = asked.init if args.own_start and recipe != "finetune" else ["layers(first)", *asked.init[1:]]
+    changes = [f"init=[{', '.join(map(str, start))}]", f"stages.*.batch={args.batch}"]
+    changes += [f"stages.*.epochs={args.epochs / len(asked.stages)}"]
+    return changes + [f"stages.{stage.name}.lr={args.lr}" for stage in asked.stages if "student" in stage.train]
 
 
 def write(rows: list[dict], args: argparse.Namespace, seconds: float) -> str:
@@ -106,8 +136,8 @@ def write(rows: list[dict], args: argparse.Namespace, seconds: float) -> str:
     from limbeck.run import environment
 
     rows.sort(key=lambda row: (row["task"], row["recipe"], row["seed"]))
-    settings = {k: v for k, v in vars(args).items() if k not in ("work", "results", "data", "model")}
-    settings["model"] = Path(args.model).name
+    settings = {k: v for k, v in vars(args).items() if k not in ("work", "results", "data")}
+    settings |= {k: Path(settings[k]).name for k in ("model", "train", "eval") if settings[k]}
     machine = {k: v for k, v in environment().items() if k != "command"}
     data = {"settings": settings, "environment": machine, "seconds": round(seconds), "rows": rows}
     target = Path(args.results)

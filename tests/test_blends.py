@@ -47,6 +47,8 @@ def test_every_blend_has_a_case():
 @pytest.mark.parametrize(("name", "options", "reference"), CASES)
 def test_targets_and_weights(name, options, reference):
     blend = BLENDS[name](WIDTH, GROUPS, **options).double()
+    for parameter in blend.parameters():
+        torch.nn.init.normal_(parameter)
     targets, weights = blend(STUDENT, TEACHER), blend.weights(STUDENT, TEACHER)
     assert len(targets) == len(weights) == len(GROUPS)
     for s, group in enumerate(GROUPS):
@@ -62,6 +64,11 @@ def test_attention_reaches_the_student_through_its_weights():
     target = BLENDS["attention"](WIDTH, GROUPS)(student, TEACHER)[0]
     (gradient,) = torch.autograd.grad(target.sum(), student[0])
     assert gradient.abs().min() > 0
+
+
+def test_a_combination_starts_as_the_mean_of_its_layers():
+    for target, group in zip(BLENDS["combine"](WIDTH, GROUPS).double()(STUDENT, TEACHER), GROUPS):
+        torch.testing.assert_close(target, sum(TEACHER[i] for i in group) / len(group))
 
 
 def test_a_frozen_combination_has_nothing_to_train_but_is_saved():

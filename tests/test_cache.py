@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 SITES = [("cls", 2), ("mean", 3), ("hidden", 1), ("hidden", 4), ("embeddings", 0), ("logits", LOGITS)]
 
 
-def examples(count: int = 23, seed: int = 0) -> Encoded:
+def examples(count: int = 23, seed: int = 0, pad: int = 1) -> Encoded:
     rng = np.random.default_rng(seed)
     lengths = rng.integers(3, 40, count)
     total = int(lengths.sum())
@@ -27,7 +27,7 @@ def examples(count: int = 23, seed: int = 0) -> Encoded:
         "token_type_ids": np.zeros(total, np.int32),
     }
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    return Encoded(columns, offsets, rng.integers(0, 3, count), {"input_ids": 1, "token_type_ids": 0})
+    return Encoded(columns, offsets, rng.integers(0, 3, count), {"input_ids": pad, "token_type_ids": 0})
 
 
 def subset(data: Encoded, ids: list[int]) -> Encoded:
@@ -50,8 +50,8 @@ def cached(model, data: Encoded, sites=SITES, folder: Path | None = None) -> Cac
 
 @pytest.mark.parametrize("family", every_family)
 def test_cached_is_live(family):
-    model, data = tiny_model(family), examples()
-    data.pads["input_ids"] = model.config.pad_token_id
+    model = tiny_model(family)
+    data = examples(pad=model.config.pad_token_id)
     sites = [*SITES, ("attention", 3)]  # attention is not cached: the teacher runs for it
     teacher, live = cached(model, data, sites), Live(model, sites)
     assert teacher.live.tap.depth == 3

@@ -15,7 +15,7 @@ from transformers import (
 from limbeck.data.encoding import Encoded
 from limbeck.data.tasks import Task
 from limbeck.errors import LimbeckError
-from limbeck.evaluation import agreement, arguments, evaluate, measure, predict, retention
+from limbeck.evaluation import arguments, evaluate, measure, predict, retention
 
 BINARY = Task("binary", "classification", ("no", "yes"), ("accuracy", "f1", "matthews"))
 THREE = Task("three", "classification", ("a", "b", "c"), ("accuracy", "matthews"))
@@ -118,13 +118,6 @@ def test_retention_is_a_percentage_where_the_teacher_scores():
     assert retention(45.0, 0.0) is None
     assert retention(-1.0, -2.0) is None
     assert retention(45.0, None) is None
-
-
-def test_agreement_compares_decisions_or_correlates():
-    student, teacher = np.array([[1, 0], [0, 1], [0, 1], [3, 2]]), np.array([[9, 0], [0, 1], [2, 1], [3, 2]])
-    assert agreement(student, teacher, BINARY) == 75.0
-    up, down = np.array([[1.0], [2.0], [3.0]]), np.array([[6.0], [4.0], [2.0]])
-    assert agreement(up, down, GRADE) == pytest.approx(-100)
 
 
 def tiny_bert() -> BertForSequenceClassification:

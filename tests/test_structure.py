@@ -32,7 +32,7 @@ ORDER = [
     {"engine"},
     {"prepare"},
     {"run", "integrations"},
-    {"check", "compare", "demo"},
+    {"check", "compare", "demo", "grid"},
     {"cli"},
     {"__main__"},
 ]

@@ -185,6 +185,23 @@ def test_debertas_forms(form, monkeypatch):
         assert any(p.grad is not None and p.grad.abs().max() > 0 for p in projected)
 
 
+@torch.no_grad()
+def test_mpnets_relative_positions_are_made_once_a_length(models, monkeypatch):
+    """Some versions of transformers make them on the host and copy them, which a captured step cannot do."""
+    encoder, made = models["mpnet"].mpnet.encoder, []
+    real = encoder.relative_position_bucket
+
+    def watched(places, **options):
+        made.append(places.shape[1])
+        return real(places, **options)
+
+    tap = Tap(models["mpnet"], [("cls", 2)])
+    monkeypatch.setattr(type(encoder), "relative_position_bucket", staticmethod(watched))
+    for length in (9, 12, 9, 12):
+        tap(**tiny_batch(models["mpnet"], length=length))
+    assert made == [9, 12]
+
+
 @pytest.mark.parametrize("sites", [[("cls", 2)], [("logits", LOGITS)]])
 @torch.no_grad()
 def test_debertas_relative_positions_are_made_once_a_length(models, sites, monkeypatch):

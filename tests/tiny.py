@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoModelForSequenceClassification, PreTrainedModel
 
-from limbeck.architectures import FAMILIES
+from limbeck.architectures import FAMILIES, attending
 
 VOCABULARY = 100
 # What DeBERTa's third version has; the defaults of its configuration are those of the first.
@@ -108,7 +108,7 @@ def tiny_pair(family: str, encoder: int = 3, decoder: int = 4, *, seed: int = 0,
 def _made(auto: type, config, seed: int) -> PreTrainedModel:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = auto.from_config(config)
+        model = auto.from_config(config, **attending(config))
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.dim() == 1:

@@ -32,6 +32,7 @@ class Family:
     head: tuple[str, ...]  # what stands between the last state and the predictions, from the whole model
     dense: str  # from the whole model, as the next
     output: str  # one row a label
+    words: str = ""  # the output embeddings of its masked language models, from the whole model
     activation: str = ""  # its name, or that of the setting which says it
     after: str = ""  # a norm behind the activation, from the whole model
     reads: str = "first"  # the token the classifier reads: the first or the last; or the setting which says it
@@ -46,7 +47,7 @@ class Family:
     projections: tuple[str, str, str] | None = None
     bias: str = ""
     convolution: str = ""  # what some models put between the first block and the second, from the base model
-    relative: str = ""  # the method that makes relative positions with copies from the host, from the base model
+    relative: str = ""  # the method that makes relative positions, for some versions on the host, from the base model
 
 
 BERT = Family(
@@ -55,9 +56,12 @@ BERT = Family(
     head=("bert.pooler", "classifier"),
     dense="bert.pooler.dense",
     output="classifier",
+    words="cls.predictions.decoder",
     activation="tanh",
 )
-ROBERTA = replace(BERT, head=("classifier",), dense="classifier.dense", output="classifier.out_proj")
+ROBERTA = replace(
+    BERT, head=("classifier",), dense="classifier.dense", output="classifier.out_proj", words="lm_head.decoder"
+)
 LLAMA = Family(
     blocks="layers",
     attention="self_attn",
@@ -90,16 +94,25 @@ FAMILIES = {
     "bert": BERT,
     "roberta": ROBERTA,
     "xlm-roberta": ROBERTA,
-    "electra": replace(ROBERTA, activation="gelu", embeddings=("embeddings", "embeddings_project")),
+    "electra": replace(
+        ROBERTA, words="generator_lm_head", activation="gelu", embeddings=("embeddings", "embeddings_project")
+    ),
     "distilbert": Family(
         blocks="transformer.layer",
         attention="attention",
         head=("pre_classifier", "classifier"),
         dense="pre_classifier",
         output="classifier",
+        words="vocab_projector",
         activation="relu",
     ),
-    "mpnet": replace(ROBERTA, attention="attention.attn", projections=("q", "k", "v"), bias="position_bias"),
+    "mpnet": replace(
+        ROBERTA,
+        attention="attention.attn",
+        projections=("q", "k", "v"),
+        bias="position_bias",
+        relative="encoder.relative_position_bucket",
+    ),
     "deberta-v2": replace(
         BERT,
         head=("pooler", "classifier"),
@@ -116,6 +129,7 @@ FAMILIES = {
         attention="albert_layers.0.attention",
         head=("albert.pooler", "classifier"),
         dense="albert.pooler",
+        words="predictions.decoder",
         embeddings=("embeddings", "encoder.embedding_hidden_mapping_in"),
         shared=True,
     ),
@@ -125,6 +139,7 @@ FAMILIES = {
         head=("head", "classifier"),
         dense="head.dense",
         output="classifier",
+        words="decoder",
         activation="classifier_activation",
         after="head.norm",
         reads="classifier_pooling",
@@ -140,6 +155,7 @@ FAMILIES = {
 # the one to the other. A model with one stack has the first alone, whatever it is.
 Side = Literal["decoder", "encoder", "cross"]
 Pooling = Literal["first", "last", "mean"]
+ONE_MAP = "one linear map"
 WIDE = "limbeck-"  # before the model type of a family's classifiers whose head is wider than their states
 for config_class, model_class in wide_head.CLASSES.items():
     AutoConfig.register(config_class.model_type, config_class)
@@ -188,9 +204,19 @@ def family(model: PreTrainedModel, side: Side = "decoder") -> Family:
             f"a model of type {model.config.model_type} answers with a text, and this is a {task.name} task. Give its "
             "labels as words and add --kind seq2seq, or give a model that has an encoder alone."
         )
-    if task.head:
-        known = replace(known, head=(task.head,), dense=task.head, output=task.head, activation="none", after="")
+    if task.bare:
+        return replace(known, head=(), dense="", output="")
+    head = known.words if task.masked else task.head
+    if head and not all(_has(model, path) for path in (known.dense, known.output)):  # ModernBERT's serves every kind
+        known = replace(known, head=(head,), dense=head, output=head, activation="none", after="")
     return known if side == "decoder" else _on_side(known, side)
+
+
+def _has(model: PreTrainedModel, path: str) -> bool:
+    place: Any = model
+    for name in path.split("."):
+        place = getattr(place, name, None)
+    return place is not None
 
 
 def _on_side(known: Family, side: Side) -> Family:
@@ -211,12 +237,18 @@ def auto_class(kind: kinds.Kind) -> Any:
     return getattr(transformers, kind.auto)
 
 
+def attending(config: Any) -> dict[str, str]:
+    """What a model has to be made with to attend as it learned to: SDPA leaves out the cap some put on their scores."""
+    return {"attn_implementation": "eager"} if getattr(config, "attn_logit_softcapping", None) else {}
+
+
 def _like_llama(model: PreTrainedModel) -> Family | None:
     """The paths of a model of no known type: one list of equal blocks, each with one self-attention that goes by
     transformers' attention interface, behind it a norm, and one linear map for a classifier."""
     base = model.base_model
     lists = [(name, list(m)) for name, m in base.named_children() if isinstance(m, nn.ModuleList) and len(m)]
     outputs = [name for name, m in model.named_children() if m is not base and isinstance(m, nn.Linear)]
+    outputs = [""] if base is model else outputs
     norms = [name for name, m in base.named_children() if "Norm" in type(m).__name__]
     tables = tuple(name for name, m in base.named_children() if isinstance(m, nn.Embedding))
     once = all(len(found) == 1 for found in (lists, outputs, norms, tables))
@@ -263,18 +295,13 @@ def every_block(model: PreTrainedModel) -> list[nn.Module]:
 
 def block_names(model: PreTrainedModel) -> tuple[str, ...]:
     """What the names of the blocks' weights begin with."""
-    return tuple(f"{_base_name(model)}{family(model, side).blocks}." for side in sides(model))
+    return tuple(f"{base_path(model)}{family(model, side).blocks}." for side in sides(model))
 
 
 def norm_names(model: PreTrainedModel) -> tuple[str, ...]:
     """What the names of the weights behind the last blocks begin with."""
     paths = [family(model, side).norm for side in sides(model)]
-    return tuple(f"{_base_name(model)}{path}." for path in paths if path)
-
-
-def _base_name(model: PreTrainedModel) -> str:
-    """What the names of the base model's weights begin with; T5 is its own base model."""
-    return "" if model.base_model is model else f"{model.base_model_prefix}."
+    return tuple(f"{base_path(model)}{path}." for path in paths if path)
 
 
 def giver(model: PreTrainedModel, layer: int, side: Side = "decoder") -> nn.Module:
@@ -298,6 +325,11 @@ def scaling(attention: nn.Module, size: int) -> float:
     return (size * products) ** -0.5
 
 
+def base_path(model: PreTrainedModel) -> str:
+    """Where the base model stands in the whole one: the beginning of its weights' names."""
+    return "" if model.base_model is model else f"{model.base_model_prefix}."
+
+
 def head(model: PreTrainedModel) -> dict[str, nn.Module]:
     """Pooler and classifier, by name."""
     return {name: model.get_submodule(name) for name in family(model).head}
@@ -307,7 +339,7 @@ def classifier_form(model: PreTrainedModel) -> str:
     """What the classifier computes, in words."""
     known = family(model)
     if known.dense == known.output:
-        return "one linear map"
+        return ONE_MAP
     name = getattr(model.config, known.activation, known.activation)
     return f"a {name}{' and a norm' if known.after else ''} between two linear maps"
 
@@ -356,13 +388,13 @@ def _linear(module: nn.Module) -> nn.Linear:
 
 def shape(model: PreTrainedModel) -> Shape:
     """The model's depth, width, heads and labels, and what its classifier reads."""
-    config = model.config
+    config, bare = model.config, not family(model).output
     sizes = Shape(
         len(blocks(model)),
         config.hidden_size,
         getattr(config, "decoder_attention_heads", config.num_attention_heads),
-        output_map(model).out_features,
-        dense_map(model).in_features,
+        0 if bare else output_map(model).out_features,
+        config.hidden_size if bare else dense_map(model).in_features,
     )
     if "encoder" not in sides(model):
         return sizes
@@ -415,7 +447,7 @@ def shortened(model: PreTrainedModel, depth: int, *, skip: int = 0, side: Side =
         return container
     if "pooler" in view._modules:
         view._modules["pooler"] = None
-    if model.base_model is model:  # T5
+    if model.base_model is model and "lm_head" in view._modules:  # T5
         view._modules["lm_head"] = nn.Identity()
     convolution = family(model).convolution.rpartition(".")[2]
     if skip and convolution in container._modules:

@@ -50,14 +50,15 @@ class Attention(Blend):
 class Combine(Blend):
     """A linear map a student layer, of its teacher layers joined into one vector (CKD).
 
-    The map trains, and could satisfy the loss with a constant if there were no other term; `frozen` keeps it at an
-    orthogonal start.
+    The map starts as the mean of the layers, where a student made of them is not far from it, and trains. It could
+    satisfy the loss with a constant if there were no other term; `frozen` keeps it at an orthogonal start.
     """
 
     def __init__(self, width: int, groups: Groups, *, frozen: bool = False) -> None:
         super().__init__(width, groups)
-        kind = Anchor if frozen else nn.Linear
-        self.maps = nn.ModuleList(kind(len(group) * width, width) for group in groups)
+        self.maps = nn.ModuleList(
+            Anchor(len(group) * width, width) if frozen else _mean(len(group), width) for group in groups
+        )
 
     def weights(self, student: Sequence[Tensor], teacher: Sequence[Tensor]) -> list[Tensor]:
         """Each layer's share of its group's map, by the norm of its columns."""
@@ -70,6 +71,15 @@ class Combine(Blend):
 
 
 BLENDS = {"attention": Attention, "combine": Combine}
+
+
+def _mean(layers: int, width: int) -> nn.Linear:
+    """A linear map of joined layers that starts as their mean."""
+    map_ = nn.Linear(layers * width, width)
+    nn.init.zeros_(map_.bias)
+    with torch.no_grad():
+        map_.weight.copy_(torch.eye(width).repeat(1, layers) / layers)
+    return map_
 
 
 def _stacked(layers: Sequence[Tensor], group: Sequence[int]) -> Tensor:

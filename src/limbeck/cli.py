@@ -49,9 +49,20 @@ class Columns:
     labels: Annotated[str | None, _option("--labels", "The label names in order: no,yes.", DATA)] = None
     kind: Annotated[
         str | None,
-        _option("--kind", "What is predicted, where files do not show it: tagging, seq2seq, causal-lm, …", DATA),
+        _option(
+            "--kind",
+            "What is learnt, where files do not show it: multi-label, tagging, question-answering, seq2seq, causal-lm, "
+            "masked-lm, text, …",
+            DATA,
+        ),
     ] = None
-    max_length: Annotated[int, _option("--max-length", "Tokens of an example at most; of a block of text.", DATA)] = 128
+    max_length: Annotated[
+        int | None,
+        _option("--max-length", "Tokens of an example, or a block of text: 128 or, with a context, 384 at most.", DATA),
+    ] = None
+    stride: Annotated[
+        int, _option("--stride", "Tokens that two windows of a context share, where it has to be cut.", DATA)
+    ] = 128
 
     def spec(self) -> dict[str, Any]:
         """As DataSpec takes it."""
@@ -67,7 +78,9 @@ class Scored(Columns):
     data: Annotated[
         str | None, _option("--data", "Folder of the official TSV files, or the id of a dataset on the hub.", DATA)
     ] = None
-    eval: Annotated[str | None, _option("--eval", "Your own file: CSV, TSV, JSONL, Parquet, or text.", DATA)] = None
+    eval: Annotated[
+        str | None, _option("--eval", "Your own file: CSV, TSV, JSONL, Parquet, SQuAD's JSON, or text.", DATA)
+    ] = None
 
 
 @dataclass
@@ -78,7 +91,9 @@ class Data(Columns):
     data: Annotated[
         str | None, _option("--data", "Folder of the official TSV files, or the id of a dataset on the hub.", DATA)
     ] = None
-    train: Annotated[str | None, _option("--train", "Your own file: CSV, TSV, JSONL, Parquet, or text.", DATA)] = None
+    train: Annotated[
+        str | None, _option("--train", "Your own file: CSV, TSV, JSONL, Parquet, SQuAD's JSON, or text.", DATA)
+    ] = None
     eval: Annotated[str | None, _option("--eval", "The file to select on; without it, a tenth is held out.", DATA)] = (
         None
     )
@@ -260,11 +275,25 @@ def finetune(
     change: Change,
     going: Going,
     layers: Annotated[int | None, _option("--layers", "Keep only its first layers.")] = None,
+    grid: Annotated[
+        list[str] | None,
+        _option("--grid", "Values to try: lr=1e-5,3e-5; every combination is a run folder in --out.", TRAINING),
+    ] = None,
 ) -> None:
-    """Make a teacher, or a baseline: `limbeck finetune --model M --task rte --data glue/ --out runs/teacher`."""
-    from limbeck.run import finetune as run
+    """Make a teacher, or a baseline: `limbeck finetune --model M --task rte --data glue/ --out runs/teacher`.
 
-    run(model, layers=layers, **change.options(), **going.options(), **data.spec())
+    With `--grid lr=1e-5,3e-5 --grid batch=16,32` every combination is tried and the best is named; `--grid seed=1,2`
+    takes the mean over seeds, and a path as for `--set` is tried likewise. With `--resume`, what is finished stays.
+    """
+    options = {"layers": layers, **change.options(), **going.options(), **data.spec()}
+    if grid:
+        from limbeck.grid import run_grid, shown
+
+        out.print(shown(run_grid(model, grid, **options)), soft_wrap=False)
+    else:
+        from limbeck.run import finetune as run
+
+        run(model, **options)
 
 
 RECIPE = typer.Argument(help="A shipped recipe (`limbeck recipes`), one of its variants (`pkd:last`), or a YAML file.")

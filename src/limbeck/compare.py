@@ -1,11 +1,9 @@
 """Models side by side: every metric, size, latency, and agreement with the first of them."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -16,6 +14,7 @@ from limbeck.data.encoding import encode
 from limbeck.data.kinds import KINDS
 from limbeck.data.loading import load
 from limbeck.data.spec import DataSpec
+from limbeck.errors import LimbeckError
 from limbeck.folder import write_text
 from limbeck.report.tables import count
 
@@ -25,11 +24,15 @@ def compare(names: list[str], data: DataSpec, predictions: Path | None = None) -
     data = models.with_kind(data, names[0])
     corpus = load(data, train=False)
     kind = KINDS[corpus.task.kind]
+    if kind.bare:
+        raise LimbeckError(
+            "models without a head predict nothing that could be scored. Fine-tune them on a task, then evaluate."
+        )
     device = "cuda" if torch.cuda.is_available() else "cpu"
     rows, answers = [], []
     loaded = {name: models.load_model(name).to(device) for name in names}  # type: ignore[arg-type]
     batches = {}
-    first: dict[str, np.ndarray] = {}
+    first: dict[str, Any] = {}  # what the first model answers, by split
     for name, model in loaded.items():
         models.check_kind(model, corpus.task, name)
         tokenizer = models.load_tokenizer(name)
@@ -38,15 +41,16 @@ def compare(names: list[str], data: DataSpec, predictions: Path | None = None) -
         models.adopt_padding(model, tokenizer)
         aligned, _ = align(corpus, dict(enumerate(models.label_names(model))), name)
         labels = aligned.task.labels
-        longest = models.longest_input(model.config, tokenizer, data.max_length)
+        wanted = kind.length if data.max_length is None else data.max_length
+        longest = models.longest_input(model.config, tokenizer, wanted)
         row: dict[str, Any] = {"model": name, "scores": {}, "agreement": {}}
         for split, examples in aligned.evals.items():
-            encoded = encode(examples, tokenizer, architectures.inputs(model), longest, kind)
+            columns = architectures.inputs(model)
+            encoded = encode(examples, tokenizer, columns, longest, kind, stride=data.stride)
             logits, right = evaluation.predict(model, encoded), encoded.right
             row["scores"][split] = evaluation.measure(aligned.task, logits, right)
-            reference = first.setdefault(split, kind.ordered(logits, labels))
-            sorted_task = replace(aligned.task, labels=tuple(sorted(labels)))
-            row["agreement"][split] = evaluation.agreement(kind.ordered(logits, labels), reference, sorted_task, right)
+            decided = kind.decided(kind.ordered(logits, labels), sorted(labels), right)
+            row["agreement"][split] = 100 * kind.agreement(decided, first.setdefault(split, decided))
             answers += [
                 {"model": name, "split": split, "index": i, **answer}
                 for i, answer in enumerate(kind.answers(logits, labels, right))

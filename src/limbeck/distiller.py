@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from limbeck import architectures
 from limbeck.data import kinds
+from limbeck.data.masking import Masking
 from limbeck.data.mixing import Mixup
 from limbeck.errors import LimbeckError
 from limbeck.objectives import Models, Moment, NamedAligner, Objective, Read, check_inputs, check_name
@@ -31,8 +32,8 @@ class Distiller(nn.Module):
 
     `objectives` is a list, or a dict that names each part. The teacher is held but not registered: it is absent from
     parameters, state_dict, train mode and DDP. `at(epoch, step)` moves weights and draws; call it before each step
-    where a weight ramps, a map draws or inputs are mixed (`mixup`), and give `steps`, the length of the training, where
-    a weight ramps. Contrast needs `train_labels`, the labels of all training examples.
+    where a weight ramps, a map draws, inputs are mixed (`mixup`) or words hidden (`masking`), and give `steps`, the
+    length of the training, where a weight ramps. Contrast needs `train_labels`, the labels of all training examples.
     """
 
     def __init__(
@@ -44,12 +45,13 @@ class Distiller(nn.Module):
         aligners: Mapping[str, NamedAligner] | None = None,
         train_labels: Tensor | None = None,
         mixup: Mixup | None = None,
+        masking: Masking | None = None,
         steps: int = 1,
         seed: int = 0,
         stage: int = 0,
     ) -> None:
         super().__init__()
-        self.student, self.mixup = student, mixup
+        self.student, self.mixup, self.masking = student, mixup, masking
         self.steps, self.seed, self.stage = steps, seed, stage
         named = dict(objectives) if isinstance(objectives, Mapping) else _named(objectives)
         for name in named:
@@ -109,13 +111,14 @@ class Distiller(nn.Module):
     @property
     def steady(self) -> bool:
         """Whether the teacher answers alike whenever it is asked about an example, so that answers can be kept."""
-        return self.mixup is None
+        return self.mixup is None and self.masking is None
 
     def at(self, epoch: int, step: int) -> None:
         """Set weights and draws for a step of the training."""
         moment = Moment(self.seed, self.stage, epoch, step / max(self.steps, 1), step)
-        if self.mixup:
-            self.mixup.at(self.seed, self.stage, step)
+        for draws in (self.mixup, self.masking):
+            if draws:
+                draws.at(self.seed, self.stage, step)
         for objective in self.terms.values():
             objective.at(moment)
 
@@ -130,6 +133,7 @@ class Distiller(nn.Module):
         `batch` holds the token columns and `labels`. `weight` (0 leaves an example out) and `count` (the number of
         examples of the whole optimiser batch, where this is a piece of it) are optional.
         """
+        batch = self.masking(batch) if self.masking else batch
         mixed = self.mixup(batch) if self.mixup else batch
         if teacher_features is None:
             teacher_features = self.teacher.features(**mixed) if self.teacher else {}

@@ -21,16 +21,7 @@ from limbeck.models import quiet
 from limbeck.taps import Tap
 from limbeck.vocabulary import Predictor, loss_and_best, told
 
-__all__ = [
-    "agreement",
-    "arguments",
-    "evaluate",
-    "evaluating",
-    "lower_is_better",
-    "measure",
-    "predict",
-    "retention",
-]
+__all__ = ["arguments", "evaluate", "evaluating", "lower_is_better", "measure", "predict", "retention"]
 TOKENS = 2**14  # of a batch, at most
 
 
@@ -114,13 +105,6 @@ def retention(student: float, teacher: float | None, *, lower: bool = False) -> 
 def lower_is_better(task: Task) -> bool:
     """Whether less of a task's main metric is better."""
     return bool(task.metrics) and task.metrics[0] in kinds.KINDS[task.kind].lower
-
-
-def agreement(student_logits: np.ndarray, teacher_logits: np.ndarray, task: Task, right: Any = None) -> float:
-    """Fidelity to the teacher: equal decisions in percent, or Pearson × 100 on a regression task."""
-    kind = kinds.KINDS[task.kind]
-    ours, theirs = (kind.decided(logits, task.labels, right) for logits in (student_logits, teacher_logits))
-    return 100 * kind.agreement(ours, theirs)
 
 
 @contextmanager

@@ -59,7 +59,7 @@ class Filters(nn.Module):
             raise LimbeckError(f"filters({self.kind}) attend to every token: compare hidden.")
         if not tokens and kinds.of(student).per_token:
             raise LimbeckError(
-                "the task has labels of tokens, which heads can only learn from every token: use hidden."
+                "the task is predicted from every token, which heads can only learn from all of them: use hidden."
             )
         if self.layers is not None:
             if self.layers[:2] != layers[:2]:

@@ -79,6 +79,11 @@ def classifier(start: Start, *, frozen: bool = False, project: bool = False) -> 
     student, teacher = start.student, start.teacher
     if teacher is None:
         raise LimbeckError("classifier reuses the teacher's classifier, and there is no teacher. Give --teacher.")
+    if not architectures.head(teacher):
+        raise LimbeckError(
+            "classifier reuses the teacher's classifier, and models of running text have none. Leave it out of init, "
+            "as in --set init=[layers(first)]."
+        )
     ours, theirs = architectures.classifier_form(student), architectures.classifier_form(teacher)
     if ours != theirs:
         raise LimbeckError(
@@ -91,8 +96,14 @@ def classifier(start: Start, *, frozen: bool = False, project: bool = False) -> 
             f"the teacher's classifier predicts {teacher.config.num_labels} labels and the student is to predict "
             f"{student.config.num_labels}: it does not fit. Give a teacher of this task."
         )
+    narrower = student.config.hidden_size != teacher.config.hidden_size
     if of(student).vocabulary:
         reused = _take_words(student, teacher, project)
+    elif narrower and of(student).per_token and ours != architectures.ONE_MAP:
+        raise LimbeckError(
+            f"the teacher's head is {theirs}, over every token: under a narrower student it would be wider than any "
+            "model of transformers has it. Give a student of the teacher's width, or leave classifier out of init."
+        )
     else:
         reused = projector.take_over(student, teacher, project=project)
     start.fresh_classifier = False
@@ -162,13 +173,14 @@ def start_student(
     config = _config(source, {"decoder": decoder_depth or depth, "encoder": depth}, width, labels, calls)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        student = architectures.auto_class(of(source)).from_config(config, dtype=torch.float32)
+        made = architectures.auto_class(of(source))
+        student = made.from_config(config, dtype=torch.float32, **architectures.attending(config))
         if source.can_generate():
             student.generation_config = copy.deepcopy(source.generation_config)
         start = Start(student, source, teacher, from_teacher=source is teacher)
         for call in calls:
             bind(parse(call), INITIALISERS, "start")(start)
-    if start.fresh_classifier:
+    if start.fresh_classifier and architectures.head(student):
         start.notes.append("pooler and classifier start afresh")
     return start
 

@@ -46,9 +46,13 @@ def config_of(name: str) -> PretrainedConfig:
 
 
 def load_model(name: str, task: Task | None = None) -> PreTrainedModel:
-    """A classifier, its weights in fp32. Where the checkpoint has none, `task` says what a fresh one predicts."""
+    """A classifier, its weights in fp32. Where the checkpoint has none, `task` says what a fresh one predicts; for
+    running text, a model without one."""
     config = config_of(name)
-    own = _kind_of(config)
+    wanted = KINDS[task.kind] if task else KINDS["classification"]
+    own = wanted if wanted.bare else _kind_of(config)
+    if own is not None and own.vocabulary and task is not None and not wanted.vocabulary:
+        own = None  # a language model has no classifier; read as one, it keeps a pooler it may have
     fresh = own is None
     if fresh and task is None:
         raise LimbeckError(
@@ -59,8 +63,9 @@ def load_model(name: str, task: Task | None = None) -> PreTrainedModel:
 
     def read(place: str) -> PreTrainedModel:
         # A half-precision file would otherwise be trained in half precision, and learn nothing.
-        return architectures.auto_class(own or KINDS[task.kind if task else "classification"]).from_pretrained(
-            place, dtype=torch.float32, use_safetensors=True, trust_remote_code=False, **labels
+        options = labels | architectures.attending(config)
+        return architectures.auto_class(own or wanted).from_pretrained(
+            place, dtype=torch.float32, use_safetensors=True, trust_remote_code=False, **options
         )
 
     model = _loaded(name, read)
@@ -123,7 +128,8 @@ def renew_classifier(model: PreTrainedModel, task: Task, seed: int) -> PreTraine
         setattr(config, name, value)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        fresh = architectures.auto_class(KINDS[task.kind]).from_config(config, dtype=torch.float32)
+        auto = architectures.auto_class(KINDS[task.kind])
+        fresh = auto.from_config(config, dtype=torch.float32, **architectures.attending(config))
     heads = (*architectures.head(fresh), *architectures.head(model))
     body = {name: weight for name, weight in model.state_dict().items() if not name.startswith(heads)}
     fresh.load_state_dict(body, strict=False)

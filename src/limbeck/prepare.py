@@ -15,6 +15,7 @@ from limbeck.data.alignment import align
 from limbeck.data.corpus import Corpus, RunningText, Split
 from limbeck.data.encoding import Encoded, encode
 from limbeck.data.loading import load, load_inputs
+from limbeck.data.masking import Masking
 from limbeck.data.mixing import Mixup
 from limbeck.data.plan import padded
 from limbeck.data.scarcity import scarce
@@ -26,7 +27,7 @@ from limbeck.engine.world import seed_for
 from limbeck.errors import LimbeckError
 from limbeck.initialisers import start_student
 from limbeck.objectives import CoTraining, Labels, Match, NamedAligner, Probe, build
-from limbeck.recipe import Recipe, Stage, resolve, sided, supplemented
+from limbeck.recipe import Recipe, Stage, layers_alone, resolve, sided, supplemented
 from limbeck.spec import allowing, parse
 from limbeck.vocabulary import shaping
 
@@ -43,6 +44,7 @@ class Request:
     width: int | None = None
     seed: int = 42
     allow_code: bool = False
+    left_out: tuple[str, ...] = ()  # lines that say what of the recipe the data have no use for
     decoder_layers: int | None = None
 
     def plain(self) -> dict[str, Any]:
@@ -126,7 +128,10 @@ def request(
             resolved = supplemented(resolved, data.supplement)
         if side:
             resolved = sided(resolved, side)
-    return Request(resolved, data, teacher, student, layers, width, seed, allow_code, decoder_layers)
+        left_out: list[str] = []
+        if data.kind is not None and kinds.find_kind(data.kind).bare:
+            resolved, left_out = layers_alone(resolved)
+    return Request(resolved, data, teacher, student, layers, width, seed, allow_code, tuple(left_out), decoder_layers)
 
 
 def prepare(asked: Request) -> Prepared:
@@ -136,7 +141,7 @@ def prepare(asked: Request) -> Prepared:
 
 
 def _prepare(asked: Request) -> Prepared:
-    recipe, notes = asked.recipe, []
+    recipe, notes = asked.recipe, [*asked.left_out]
     declared = [{n: build(o, recipe.aligners) for n, o in stage.objectives.items()} for stage in recipe.stages]
     labelled = [any(isinstance(o, Labels | Probe) and not o.idle for o in stage.values()) for stage in declared]
     _check_data(recipe, labelled)
@@ -169,19 +174,29 @@ def _prepare(asked: Request) -> Prepared:
     both = [model for model in (teacher, start.student) if model is not None]
     odd = {type(model).__name__ for model in both if kinds.of(model).vocabulary and shaping(model) is None}
     notes += [f"what {name} does to its logits is not known: they are held whole, which takes memory" for name in odd]
-    longest = min(models.longest_input(model.config, tokenizer, asked.data.max_length) for model in both)
-    columns = {column for model in both for column in architectures.inputs(model)}
     kind = kinds.KINDS[corpus.task.kind]
-    train = encode(_training(corpus), tokenizer, columns, longest, kind)
-    if longest < asked.data.max_length and train.lengths.max() == longest:
+    wanted = kind.length if asked.data.max_length is None else asked.data.max_length
+    longest = min(models.longest_input(model.config, tokenizer, wanted) for model in both)
+    columns = {column for model in both for column in architectures.inputs(model)}
+
+    def encoded(split: Split | RunningText) -> Encoded:
+        return encode(split, tokenizer, columns, longest, kind, stride=asked.data.stride)
+
+    texts = _training(corpus)
+    train = encoded(texts)
+    if isinstance(texts, Split) and len(train) > len(texts):
+        notes.append(f"train: {len(texts)} examples make {len(train)} windows of at most {longest} tokens")
+    if longest < wanted and train.lengths.max() == longest:
         notes.append(f"longer texts are cut at {longest} tokens, the most these models take")
-    evals = {name: encode(split, tokenizer, columns, longest, kind) for name, split in corpus.evals.items()}
+    evals = {name: encoded(split) for name, split in corpus.evals.items()}
     others = {}
     for index, stage in enumerate(recipe.stages):
         if stage.data:
             inputs, said = load_inputs(stage.data, asked.data)
             notes += [f"stage {stage.name}: {line}" for line in said]
             others[index] = encode(inputs, tokenizer, columns, longest)
+    if kind.masked and teacher is not None:
+        notes.append("words are hidden anew at every step, so the teacher runs at every step: nothing is cached")
     aligners = {name: NamedAligner(parse(call)) for name, call in recipe.aligners.items()}
     distillers = []
     for index, (stage, objectives) in enumerate(zip(recipe.stages, declared)):
@@ -194,6 +209,7 @@ def _prepare(asked: Request) -> Prepared:
                 aligners=aligners,
                 train_labels=_labels(others.get(index, train), kind),
                 mixup=Mixup(stage.mixup, rows=stage.batch) if stage.mixup else None,
+                masking=Masking(tokenizer) if kind.masked else None,
                 steps=total_steps(stage, len(others.get(index, train))),
                 seed=asked.seed,
                 stage=index,
@@ -290,7 +306,7 @@ def _teacher(asked: Request, task: Task, trains: bool) -> PreTrainedModel | None
         return None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(asked.seed)
-        return models.load_model(asked.teacher, task if trains else None)
+        return models.load_model(asked.teacher, task if trains or kinds.KINDS[task.kind].bare else None)
 
 
 def _models_agree(
@@ -304,7 +320,7 @@ def _models_agree(
     if teacher is not None:
         models.check_kind(teacher, corpus.task, f"teacher {asked.teacher}")
         corpus, said = align(corpus, dict(enumerate(models.label_names(teacher))), f"teacher {asked.teacher}")
-        notes.append(said)
+        notes += [] if kinds.KINDS[corpus.task.kind].packed else [said]
         if asked.student is None:
             return corpus, teacher
     name = asked.student or ""

@@ -61,7 +61,8 @@ def folded(student: PreTrainedModel) -> PreTrainedModel:
         weights |= {inside + name: value for name, value in _product(dense_map(student), projector).items()}
     kind = architectures.kind(student.config)
     config = _config(student.config, kind if size == width else f"{WIDE}{kind}", size)
-    made = architectures.auto_class(of(student)).from_config(config, dtype=student.dtype)
+    auto = architectures.auto_class(of(student))
+    made = auto.from_config(config, dtype=student.dtype, **architectures.attending(config))
     made.load_state_dict(weights)
     return made.train(student.training)
 

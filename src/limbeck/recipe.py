@@ -195,6 +195,30 @@ def _on_encoder(declared: Mapping[str, Any], aligners: Mapping[str, str]) -> dic
     return {**declared, kind: found or there[str(declared[kind])]}
 
 
+def layers_alone(recipe: Recipe) -> tuple[Recipe, list[str]]:
+    """The recipe without terms that read labels or predictions, and lines that say what is left out."""
+    stages, said = [], []
+    for stage in recipe.stages:
+        kept = {name: term for name, term in stage.objectives.items() if COMPARE_LAYERS & set(term)}
+        left = [name for name in stage.objectives if name not in kept]
+        if kept:
+            stages.append(replace(stage, objectives=kept))
+            said += [f"stage {stage.name}: {name} is left out: there are no labels and no predictions" for name in left]
+        else:
+            said.append(f"stage {stage.name} is left out: it compares no layers")
+    if any(parse(call).name == "filters" for call in recipe.aligners.values()):
+        raise LimbeckError(
+            f'recipe "{recipe.name}" compares layers through filters that learn from labels, and running text has '
+            "none. Take one without, such as hid-seq, att-kl or minilmv2."
+        )
+    if not stages:
+        raise LimbeckError(
+            f'recipe "{recipe.name}" compares no layers, and of running text alone there is nothing else to learn. '
+            "Take one that does, such as hid-seq, att-kl or minilmv2; or data with labels."
+        )
+    return replace(recipe, stages=stages), said
+
+
 def task_values(name: str, task: str | None) -> dict[str, Any]:
     """What a recipe sets by itself for a task."""
     return (read(name.partition(":")[0]).get("tasks") or {}).get(task or "", {})
@@ -303,7 +327,7 @@ def _fault(data: Mapping[str, Any], error: dict[str, Any]) -> str:
 
 
 def _set(data: dict[str, Any], path: str, value: Any) -> None:
-    """Change one value by its path; stages go by name (`*`: every stage), and a call's options by theirs."""
+    """Change one value by its path; stages go by name, `*` is every one, and a call's options go by theirs."""
     _descend(data, path.split("."), value, path)
 
 
@@ -329,6 +353,9 @@ def _descend(node: Any, keys: list[str], value: Any, path: str) -> None:
     elif not rest:
         node.pop({"steps": "epochs", "epochs": "steps"}.get(key, key), None)  # a stage has one or the other
         node[key] = copy.deepcopy(value)
+    elif key == "*":
+        for inner in node:
+            _descend(node, [inner, *rest], value, path)
     elif key not in node:
         raise LimbeckError(
             f'"{path}": there is no "{key}".{did_you_mean(key, node)} There: {", ".join(map(str, node))}.'

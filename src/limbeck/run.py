@@ -14,12 +14,16 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from transformers import PreTrainedModel
 
 from limbeck import efficiency, evaluation
 from limbeck import recipe as recipes
+from limbeck.data.encoding import Encoded
 from limbeck.data.kinds import KINDS
 from limbeck.data.spec import DataSpec
+from limbeck.distiller import Distiller
 from limbeck.engine.checkpoints import Checkpoints, State
+from limbeck.engine.held_out import held_out_loss
 from limbeck.engine.loop import Loop, Pace
 from limbeck.engine.progress import Display, clock
 from limbeck.engine.sharding import check_processes, fill, gathered, shard, shell
@@ -72,8 +76,8 @@ def distill(
     compared: the decoder's, the encoder's or both.
 
     `data` says what to learn from, in the words of the command line: `task` and `data`, or `train`, `eval`, `test`
-    with `text`, `text_pair`, `label`, `labels`, `kind`, `max_length`; `few`, `label_noise`, `supplement`. `set` changes
-    values of the recipe, as `--set` does; `allow_code` lets it name Python functions by dotted path.
+    with `text`, `text_pair`, `label`, `labels`, `kind`, `max_length`, `stride`; `few`, `label_noise`, `supplement`.
+    `set` changes values of the recipe, as `--set` does; `allow_code` lets it name Python functions by dotted path.
     """
     asked = request(
         recipe,
@@ -186,10 +190,8 @@ def _train(
     aligners = {f"aligners.{n}": a.module for n, a in prepared.aligners.items() if a.module is not None}
     selected = next(iter(prepared.evals.values()), None)
 
-    def score() -> dict[str, float]:
-        if selected is None or selected.right is None:
-            return {}
-        return evaluation.evaluate(student, selected, prepared.task)
+    def score(distiller: Distiller) -> dict[str, float]:
+        return {} if selected is None else _scores(prepared, distiller, student, selected)
 
     loop = Loop(
         accelerator,
@@ -258,18 +260,28 @@ def _train(
     return state, earlier
 
 
+def _scores(prepared: Prepared, distiller: Distiller, model: PreTrainedModel, data: Encoded) -> dict[str, float]:
+    """The scores of a model, if there are any; of one that predicts nothing, the loss of its stage."""
+    if KINDS[prepared.task.kind].bare:
+        batch = prepared.stages[distiller.stage].batch
+        return {"loss": held_out_loss(distiller, data, batch=batch, longest=prepared.longest)}
+    return {} if data.right is None else evaluation.evaluate(model, data, prepared.task)
+
+
 def _score(prepared: Prepared, state: State, device: torch.device, seconds: float) -> dict[str, Any]:
     """What scores.json says."""
     asked, task = prepared.request, prepared.task
     names = list(prepared.evals)
-    split = "test" if "test" in names and prepared.evals["test"].right is not None else (names or [None])[0]
     models = {"teacher": prepared.teacher, "student": prepared.student}
     present = {name: model.to(device) for name, model in models.items() if model is not None}  # type: ignore[arg-type]
+    scoring = ["student"] if KINDS[task.kind].bare else list(present)
+    last = prepared.distillers[-1].to(device)
     scored = {
-        place: {who: evaluation.evaluate(model, data, task) for who, model in present.items()}
+        place: {who: _scores(prepared, last, present[who], data) for who in scoring}
         for place, data in prepared.evals.items()
-        if data.right is not None
+        if data.right is not None or KINDS[task.kind].bare
     }
+    split = "test" if "test" in scored else (names or [None])[0]
     here = scored.get(split, {}) if split else {}
     metric = task.metrics[0] if task.metrics else None  # files without labels
     teacher, student = (here.get(who, {}).get(metric or "") for who in ("teacher", "student"))

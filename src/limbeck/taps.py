@@ -132,7 +132,7 @@ class Tap:
         # Each stack of T5 has a copy of its own.
         configs = [module.config for module in model.modules() if isinstance(module, PreTrainedModel)]
         self.configs = list({id(config): config for config in configs}.values())
-        self.relative: dict[tuple[int, torch.device], Tensor] = {}
+        self.relative: dict[tuple[int, torch.device], Tensor | None] = {}
 
     def _read_on(self, side: Side) -> list[tuple[str, int]]:
         read = [(*self.features[name], layer) for name, layer in self.sites]
@@ -253,11 +253,12 @@ class Tap:
 
     @contextmanager
     def _attending(self) -> Iterator[None]:
-        """Have the model attend by our implementation, where it attends by SDPA or its attention is read."""
+        """Have the model attend by our implementation, where it attends by SDPA, caps its scores, or is read."""
         native = self.model.config._attn_implementation
         interface = architectures.family(self.model).projections is None
-        if interface and (self.attends or native == "sdpa"):
-            self._attend_by(TAPPED if self.attends else IMPLEMENTATION)
+        tapped = self.attends or architectures.attending(self.model.config)
+        if interface and (tapped or native == "sdpa"):
+            self._attend_by(TAPPED if tapped else IMPLEMENTATION)
         try:
             yield
         finally:
@@ -277,10 +278,11 @@ class Tap:
         owner = self.runs.base_model.get_submodule(place)  # type: ignore[union-attr]
         make = getattr(owner, name)
 
-        def once(states: Tensor, *more: Any) -> Tensor:
-            key = (states.shape[1], states.device)
+        def once(states: Tensor, *more: Any, **options: Any) -> Tensor | None:
+            key = (states.shape[1], self.model.device)
             if key not in self.relative:
-                self.relative[key] = make(states, *more)
+                found = make(states, *more, **options)
+                self.relative[key] = found if found is None else found.to(self.model.device)
             return self.relative[key]
 
         setattr(owner, name, once)
@@ -310,7 +312,7 @@ def _tapped_attention(
     if softcap is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
     own = sys.modules[type(module).__module__].eager_attention_forward
-    lowest = torch.finfo(query.dtype).min
+    lowest = max(torch.finfo(query.dtype).min, torch.finfo(torch.float32).min)  # it takes the softmax in fp32
     added = torch.zeros_like(attention_mask, dtype=query.dtype).masked_fill(~attention_mask, lowest)
     return own(module, query, key, value, added, **options)
 

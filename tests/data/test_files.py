@@ -77,7 +77,10 @@ def test_ragged_lines_can_be_blanked(write):
         ("a.jsonl", '{"a": 1}\n[1]\n', "line 2 holds a list, not an object"),
         ("a.csv", b"a,b\nx,caf\xe9\n", "not UTF-8: byte 9 \\(line 2\\) is 0xe9.*iconv"),
         ("a.csv", b"\xef\xbb\xbfa,b\nx,caf\xe9\n", "not UTF-8: byte 12 \\(line 2\\)"),
-        ("a.json", json.dumps([{"a": 1}]), 'ends in ".json".*reads .tsv, .jsonl, .csv, .parquet'),
+        ("a.xls", "x", 'ends in ".xls".*reads .tsv, .jsonl, .csv, .parquet'),
+        ("a.json", json.dumps([{"a": 1}]), "not laid out as SQuAD's files.*.jsonl file"),
+        ("a.json", '{"data": [{"paragraphs": [{"context": "c"}]}]}', "KeyError\\('qas'\\) after 0 questions"),
+        ("a.json", '{"a": 1}\n{"a": 2}', "not JSON: Extra data in line 2.*.jsonl file"),
         ("a.parquet", "not parquet", "cannot be read as Parquet"),
     ],
 )

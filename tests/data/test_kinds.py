@@ -31,6 +31,11 @@ def test_a_kind_that_is_not_the_tasks(tmp_path):
         load(DataSpec(task="rte", train=path, kind="regression"))
 
 
+def test_agreement_compares_decisions_or_correlates():
+    assert KINDS["classification"].agreement(np.array([0, 1, 1, 0]), np.array([0, 1, 0, 0])) == 0.75
+    assert KINDS["regression"].agreement(np.array([1.0, 2.0, 3.0]), np.array([6.0, 4.0, 2.0])) == pytest.approx(-1)
+
+
 ROWS = [("one", ["b", "a"]), ("two", []), ("three", ["c"])]
 EXPECTED = [[1, 1, 0], [0, 0, 0], [0, 0, 1]]
 
@@ -132,7 +137,7 @@ def test_a_tag_stands_at_the_first_token_of_its_word():
             spans = [(0, 0), (0, 2), (2, 3), (3, 4), (3, 5), (5, 6), (0, 0)]
             return {"input_ids": [[0] * len(spans)], "offset_mapping": [spans]}
 
-    found = KINDS["tagging"].tokens(Pieces(), Split("dev", [words], None, labels))
+    found = KINDS["tagging"].tokens(Pieces(), Split("dev", [words], None, labels), stride=0)
     assert found["labels"] == [[-100, 4, -100, -100, 7, -100, -100]]
 
 

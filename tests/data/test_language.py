@@ -123,5 +123,8 @@ def test_one_word_cannot_be_predicted(tmp_path):
     tokenizer = load_tokenizer(teacher())
     with pytest.raises(LimbeckError, match=r"one word.*Take the row out"):
         KINDS["lambada"].tokens(
-            tokenizer, load(DataSpec(eval=path, kind="lambada"), train=False).evals["dev"], add_special_tokens=False
+            tokenizer,
+            load(DataSpec(eval=path, kind="lambada"), train=False).evals["dev"],
+            stride=0,
+            add_special_tokens=False,
         )

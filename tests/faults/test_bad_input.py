@@ -296,12 +296,12 @@ def test_teacher_without_classifier(limbeck, tmp_path):
 
 
 def test_teacher_of_an_unknown_family(limbeck, tmp_path):
-    from transformers import GPT2Config, GPT2ForSequenceClassification
+    from transformers import BloomConfig, BloomForSequenceClassification
 
-    config = GPT2Config(vocab_size=len(toy.tokenizer()), n_embd=32, n_layer=2, n_head=4, n_positions=64)
-    odd = toy.save(GPT2ForSequenceClassification(config), tmp_path / "odd")
+    config = BloomConfig(vocab_size=len(toy.tokenizer()), hidden_size=32, n_layer=2, n_head=4)
+    odd = toy.save(BloomForSequenceClassification(config), tmp_path / "odd")
     status, said = limbeck("distill", "kd", *asked(tmp_path / "run", teacher=odd))
-    assert_taught(status, said, ['"gpt2"', "distilbert"], tmp_path / "run")
+    assert_taught(status, said, ['"bloom"', "distilbert"], tmp_path / "run")
 
 
 def test_teacher_without_weights_or_tokenizer(limbeck, tmp_path):

@@ -52,6 +52,8 @@ def test_ckd_combine(variant, groups, width):
     case = Case(f"ckd-combine{variant}", width=width)
     maps = case.distiller.terms["layers"].blend.maps
     assert any(p.requires_grad for p in maps.parameters()) == (variant != ":frozen")
+    for parameter in maps.parameters():
+        torch.nn.init.normal_(parameter)
     layers = 0
     for j, group in enumerate(groups):
         joined = torch.cat([case.t.hidden_states[k] for k in group], -1)

@@ -2,7 +2,7 @@
 
 import torch
 import torch.nn.functional as F
-from transformers import AutoModelForTokenClassification
+from transformers import AutoModelForQuestionAnswering, AutoModelForTokenClassification
 
 from limbeck.distiller import Distiller
 from limbeck.objectives import build
@@ -47,4 +47,18 @@ def test_tagging():
         hard = F.cross_entropy(s.logits[row, at], labels[row, at])
         p, q = ((m.logits[row, at] / 2).softmax(-1) for m in (t, s))
         expected = expected + (0.5 * hard + 0.5 * 4 * (p * (p / q).log()).sum(-1).mean()) / 3
+    close(found, expected)
+
+
+def test_question_answering():
+    """The mean of start and end, each over an example's own tokens; labels that are nowhere teach nothing."""
+    labels = torch.tensor([[3, 8], [0, 0], [-100, -100]])
+    found, s, t = losses(labels, labels=2, auto=AutoModelForQuestionAnswering)
+    expected = 0
+    for row, size in enumerate(SIZES):
+        for side, name in enumerate(("start_logits", "end_logits")):
+            ours, theirs = (getattr(model, name)[row, :size] for model in (s, t))
+            hard = -ours.log_softmax(-1)[labels[row, side]] if labels[row, side] >= 0 else 0
+            p, q = (theirs / 2).softmax(-1), (ours / 2).softmax(-1)
+            expected = expected + (0.5 * hard + 0.5 * 4 * (p * (p / q).log()).sum()) / 6
     close(found, expected)

@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForSequenceClassification, TrainerCallback, TrainingArguments, default_data_collator
+from transformers import (
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    TrainerCallback,
+    TrainingArguments,
+    default_data_collator,
+)
 from transformers.trainer_callback import PrinterCallback
 
 from limbeck.data import grammar
@@ -102,6 +108,29 @@ def trainer(out, *, collator=None, dataset=None, dropout=False, both=None, **opt
 
 def logged(made):
     return [line for line in made.state.log_history if "loss" in line]
+
+
+def test_question_answering_has_its_labels_in_two_columns(tmp_path):
+    both = {
+        who: tiny_model("bert", layers, seed=layers, labels=2, auto=AutoModelForQuestionAnswering, **NO_DROPOUT)
+        for who, layers in (("model", 2), ("teacher", 4))
+    }
+    first, last = torch.tensor([1, 0, 2]), torch.tensor([3, 0, 2])
+    rows = [
+        {"input_ids": ids, "attention_mask": torch.ones_like(ids), "start_positions": s, "end_positions": e}
+        for ids, s, e in zip(torch.arange(5, 29).view(3, 8), first, last, strict=True)
+    ]
+    batch = default_data_collator(rows)
+    made = trainer(
+        tmp_path, both=both, dataset=rows, recipe="kd", collator=default_data_collator, max_steps=1, eval_dataset=rows
+    )
+    with torch.no_grad():
+        taught = made.distiller.eval()(**batch, labels=torch.stack([first, last], -1))
+        own = both["model"](**batch).loss  # transformers' own, which is the mean of both sides too
+    torch.testing.assert_close(taught.parts["labels"], own)
+    made.train()
+    assert logged(made)[0]["loss"] == pytest.approx(taught.loss.item(), rel=1e-5)
+    assert made.evaluate()["eval_loss"] < own
 
 
 STAGES = [("pkd", None), ("rail-kd-l", None), ("cr-ild", "layers"), ("cr-ild", "predictions")]

@@ -8,14 +8,21 @@ import torch
 import transformers
 
 import limbeck
+from limbeck import architectures
 from limbeck.check import examine
 from limbeck.compare import compare
 from limbeck.data.kinds import KINDS
 from limbeck.data.spec import DataSpec
 from limbeck.engine.loop import Loop
+from limbeck.errors import LimbeckError
+from limbeck.features import LOGITS
 from limbeck.folder import RunFolder
+from limbeck.initialisers import start_student
 from limbeck.prepare import prepare, request
+from limbeck.projector import folded
+from limbeck.taps import Tap
 from tests import toy
+from tests.tiny import every_family, tiny_batch, tiny_model
 
 
 class Case(NamedTuple):
@@ -42,6 +49,15 @@ def tags(text):
     return found
 
 
+def asked(text):
+    """Which word has an a? Some contexts take several windows, some have no answer."""
+    words = text.split()
+    answer = next((word for word in words if "a" in word), None)
+    context = " ".join([text] * (80 // len(words) if len(words) % 3 == 0 else 1))
+    found = {"text": [answer], "answer_start": [context.index(answer)]} if answer else {"text": [], "answer_start": []}
+    return {"question": words[0], "context": context, "answers": found}
+
+
 CASES = {
     "classification": Case(
         lambda text: {"text": text, "label": "even" if lengths(text)[:1] == ["even"] else "odd"}, ("even", "odd")
@@ -53,14 +69,17 @@ CASES = {
         (("problem_type", "multi_label_classification"),),
     ),
     "tagging": Case(lambda text: {"tokens": text.split(), "tags": tags(text)}, ("O", "I-A", "B-A")),
+    "question-answering": Case(asked, 2),
     "causal-lm": Case(lambda text: {"text": text}, 2, family="llama", said=(("kind", "causal-lm"), ("max_length", 24))),
     "seq2seq": Case(lambda text: {"source": text, "target": " ".join(text.split()[:3])}, 2, family="t5"),
+    "masked-lm": Case(lambda text: {"text": text}, 2, said=(("kind", "masked-lm"), ("max_length", 24))),
     "lambada": Case(lambda text: {"text": text}, 2, family="gpt2", said=(("kind", "lambada"),)),
 }
 
 
 def test_every_kind_is_here():
-    assert set(CASES) == set(KINDS)
+    """What predicts nothing is in tests/invariants/test_running_text.py."""
+    assert set(CASES) == {name for name, kind in KINDS.items() if not kind.bare}
 
 
 def data(kind):
@@ -145,6 +164,34 @@ def test_cached_answers_and_pieces_are_the_same(kind, tmp_path):
     for ours, theirs in zip(*(toy.losses(run.folder) for run in runs), strict=True):
         ours.pop("stage"), theirs.pop("stage")
         assert ours == pytest.approx(theirs, abs=1e-4, rel=1e-4)
+
+
+@pytest.mark.parametrize("family", every_family)
+@pytest.mark.parametrize("kind", ["tagging", "question-answering"])
+@torch.no_grad()
+def test_every_family_has_a_head_over_tokens(kind, family):
+    """What the head reads is known, and a student takes it over; under another width, or not at all."""
+    auto = getattr(transformers, KINDS[kind].auto)
+    if type(transformers.AutoConfig.for_model(family)) not in auto._model_mapping:
+        pytest.skip("transformers has no such class")
+    teacher = tiny_model(family, labels=2, auto=auto)
+    seen, batch = [], tiny_batch(teacher)
+    handle = architectures.dense_map(teacher).register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    found = Tap(teacher, [("classifier_input", LOGITS), ("logits", LOGITS)])(**batch)
+    handle.remove()
+    torch.testing.assert_close(found["classifier_input", LOGITS].values, seen[0])
+    assert found["logits", LOGITS].values.shape == (*batch["input_ids"].shape, 2)
+    options = {"labels": KINDS[kind].settings(("a", "b")), "seed": 0}
+    student = start_student(["layers", "classifier"], teacher, teacher, depth=2, **options).student
+    for name, weight in architectures.output_map(student).named_parameters():
+        assert torch.equal(weight, architectures.output_map(teacher).get_parameter(name))
+    narrow = {"width": 16, "depth": 2, **options}
+    if family == "modernbert":
+        with pytest.raises(LimbeckError, match="wider than any model of transformers"):
+            start_student(["random", "classifier"], teacher, teacher, **narrow)
+    else:
+        made = folded(start_student(["random", "classifier"], teacher, teacher, **narrow).student)
+        assert architectures.output_map(made).in_features == 16
 
 
 class Killed(BaseException):

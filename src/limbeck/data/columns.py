@@ -36,6 +36,7 @@ _LABELS = (
     "score",
     "tags",
     "ner_tags",
+    "answers",
 )
 
 _NUMBER = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?")

@@ -14,6 +14,7 @@ from limbeck.data.corpus import RunningText, Split
 from limbeck.data.kinds import IGNORE, KINDS, Kind
 from limbeck.data.packing import pack
 from limbeck.data.plan import FILL, Length, totals
+from limbeck.data.spec import STRIDE
 from limbeck.errors import LimbeckError
 
 if TYPE_CHECKING:
@@ -109,11 +110,14 @@ def encode(
     columns: Iterable[str],
     max_length: int,
     kind: Kind = KINDS["classification"],
+    *,
+    stride: int = STRIDE,
 ) -> Encoded:
     """Tokenise a split once. `columns` are the input names either model takes; those a tokenizer can make are kept.
 
     Token types come from here even if the tokenizer leaves them out by default, since the other model may read them.
-    A pair that is too long loses tokens of its longer text.
+    A pair that is too long loses tokens of its longer text; or, if the kind has it so, becomes several examples of
+    which two neighbours share `stride` tokens.
     """
     _check(tokenizer, max_length, kind)
     if isinstance(split, RunningText):
@@ -127,6 +131,7 @@ def encode(
             tokenizer,
             split.at(np.arange(len(split))[part]),
             max_length=max_length,
+            stride=stride,
             padding=False,
             return_attention_mask=False,
             return_token_type_ids="token_type_ids" in wanted,
@@ -134,18 +139,18 @@ def encode(
         for name in lengths:
             lengths[name].extend(len(row) for row in tokens.get(name, ()))
         for name, rows in tokens.items():
-            if name in ("input_ids", "labels") or name in wanted:
-                flat.setdefault(name, []).append(np.fromiter(chain.from_iterable(rows), dtype=np.int32))
+            flat.setdefault(name, []).append(np.fromiter(chain.from_iterable(rows), dtype=np.int32))
     pads: dict[str, Any] = {"token_type_ids": tokenizer.pad_token_type_id, "labels": IGNORE}
     whole = {name: np.concatenate(parts) for name, parts in flat.items()}
     offsets, ends = (np.cumsum([0, *lengths[name]], dtype=np.int64) for name in lengths)
-    gold = kind.gold(split, whole.get("labels"), offsets)
+    labels, gold = kind.right(split, whole, offsets)
     written = {"labels": whole.pop("labels")} if kind.writes else {}
+    kept = {name: column for name, column in whole.items() if name in ("input_ids", "labels") or name in wanted}
     return Encoded(
-        columns=whole,
+        columns=kept,
         offsets=offsets,
-        labels=None if kind.per_token else split.labels,
-        pads={name: pads.get(name, _padding(tokenizer)) for name in whole},
+        labels=labels,
+        pads={name: pads.get(name, _padding(tokenizer)) for name in kept},
         gold=gold,
         targets=Encoded(written, ends, None, {"labels": IGNORE}) if kind.writes else None,
         tokenizer=tokenizer if kind.writes else None,
@@ -165,13 +170,13 @@ def _packed(text: RunningText, tokenizer: PreTrainedTokenizerBase, max_length: i
         cut = blocks - max(1, blocks // 100)
         offsets = offsets[cut:] if text.held else offsets[: cut + 1]
         tokens, offsets = tokens[offsets[0] : offsets[-1]], offsets - offsets[0]
-    return Encoded(
-        columns={"input_ids": tokens},
-        offsets=offsets,
-        labels=None,
-        pads={"input_ids": _padding(tokenizer)},
-        gold=kind.gold(text, tokens, offsets),
-    )
+    columns = {"input_ids": tokens}
+    if kind.masked and text.name != "train":
+        from limbeck.data.masking import hide_for_good
+
+        columns = hide_for_good(tokens, offsets, tokenizer)
+    labels, gold = kind.right(text, columns, offsets)
+    return Encoded(columns, offsets, labels, {"input_ids": _padding(tokenizer), "labels": IGNORE}, gold)
 
 
 def _padding(tokenizer: PreTrainedTokenizerBase) -> int:

@@ -1,4 +1,4 @@
-"""How a CSV, TSV, JSONL or Parquet file becomes columns."""
+"""How a CSV, TSV, JSONL or Parquet file becomes columns, or a JSON file of SQuAD's."""
 
 import csv
 import io
@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from limbeck.data import squad
 from limbeck.errors import LimbeckError, did_you_mean
 
-SUFFIXES = (".tsv", ".jsonl", ".csv", ".parquet")
+SUFFIXES = (".tsv", ".jsonl", ".csv", ".parquet", ".json")
 # The csv module refuses fields above 128 KiB by default; whole documents are longer.
 _LONGEST_FIELD = 2**31 - 1
 
@@ -30,6 +31,8 @@ def read(path: str | Path, *, header: Sequence[str] | None = None, blank_ragged:
         columns = _from_lines(path, _csv_lines(path), header, blank_ragged)
     elif suffix == ".jsonl":
         columns = _from_jsonl(path)
+    elif suffix == ".json":
+        columns = _from_json(path)
     elif suffix == ".parquet":
         columns = _from_parquet(path)
     else:
@@ -127,6 +130,17 @@ def _from_jsonl(path: Path) -> dict[str, list]:
             rows.append(_json_object(path, number, line))
     names = list(dict.fromkeys(name for row in rows for name in row))
     return {name: [row.get(name) for row in rows] for name in names}
+
+
+def _from_json(path: Path) -> dict[str, list]:
+    try:
+        layout = json.loads(_text(path))
+    except json.JSONDecodeError as error:
+        raise LimbeckError(
+            f"{path} is not JSON: {error.msg} in line {error.lineno}. Rows of a table, one object a line, go into a "
+            ".jsonl file."
+        ) from error
+    return squad.columns(layout, str(path))
 
 
 def _json_object(path: Path, number: int, line: str) -> dict:

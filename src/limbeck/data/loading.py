@@ -40,7 +40,7 @@ def load(spec: DataSpec, *, train: bool = True, labelled: bool = True) -> Corpus
     if trained is not None:
         _check_classes(trained, task, rows["train"].origin)
     if trained is not None and "dev" not in splits:
-        trained, held = _hold_out(trained)
+        trained, held = _hold_out(trained, KINDS[task.kind])
         splits = {"dev": held, **splits}
         notes.append(f"dev: {len(held)} examples held out of {rows['train'].origin}, since no eval file was given")
     return Corpus(task, trained, splits, (*notes, _told(task)))
@@ -64,7 +64,9 @@ def _running(spec: DataSpec, kind: Kind, train: bool) -> Corpus:
         texts = {"dev": replace(trained, name="dev", held=True), **texts}
         trained = replace(trained, held=False)
         notes.append("dev: the last hundredth of it, since no eval file was given")
-    task = Task(_stem(Path(spec.train or next(iter(texts.values())).files[0])), kind.name, (), kind.usual_metrics(()))
+    task = Task(
+        _stem(Path(spec.train or next(iter(texts.values())).files[0])), kind.name, (), kind.usual_metrics((), ())
+    )
     return Corpus(task, trained, texts, tuple(notes))
 
 
@@ -181,6 +183,7 @@ def _rows(
         notes.append(
             f"{split}: {len(part.text)} examples of {table.origin} ({chosen}{'; guessed by name' if guessed else ''})"
         )
+        notes += [f"{split}: {remark}" for remark in (kind.remarks(part) if kind else ())]
         if part.skipped:
             notes.append(f"{split}: {part.skipped} rows with missing fields skipped")
     return rows, notes
@@ -203,11 +206,12 @@ def _task(spec: DataSpec, named: Task | None, rows: dict[str, Rows], kind: Kind 
         kind = KINDS[kind_of(values)]
         if kind.name == "regression" and (declared or spec.labels or lead is None):
             kind = KINDS["classification"]
+    all_values = [value for part in rows.values() for value in part.values or ()]
     if spec.labels is not None:
-        return _own_task(stem, kind, spec.labels), "--labels"
+        return _own_task(stem, kind, spec.labels, all_values), "--labels"
     if lead is None:
-        return Task(stem, kind.name, (), () if kind.labelled else kind.usual_metrics(())), "nothing"
-    return _own_task(stem, kind, declared or kind.names(values)), origin
+        return Task(stem, kind.name, (), () if kind.labelled else kind.usual_metrics((), ())), "nothing"
+    return _own_task(stem, kind, declared or kind.names(values), all_values), origin
 
 
 def _stem(file: Path) -> str:
@@ -226,8 +230,8 @@ def _check_names(labels: tuple[str, ...], kind: Kind | None, name: str) -> None:
         )
 
 
-def _own_task(name: str, kind: Kind, labels: tuple[str, ...]) -> Task:
-    return Task(name, kind.name, labels, kind.usual_metrics(labels))
+def _own_task(name: str, kind: Kind, labels: tuple[str, ...], values: list) -> Task:
+    return Task(name, kind.name, labels, kind.usual_metrics(labels, values))
 
 
 def _split(name: str, rows: Rows, task: Task, allowed_by: str) -> Split:
@@ -237,10 +241,9 @@ def _split(name: str, rows: Rows, task: Task, allowed_by: str) -> Split:
     return Split(name, rows.text, rows.text_pair, labels)
 
 
-def _hold_out(split: Split) -> tuple[Split, Split]:
+def _hold_out(split: Split, kind: Kind) -> tuple[Split, Split]:
     """Train and dev. By the hash of the texts, so that the choice needs no seed and equal texts stay together."""
-    pairs = split.text_pair or [""] * len(split)
-    hashes = np.array([hashlib.sha1(f"{a}\t{b}".encode()).hexdigest() for a, b in zip(split.text, pairs, strict=True)])
+    hashes = np.array([hashlib.sha1(text.encode()).hexdigest() for text in kind.kept_together(split)])
     distinct = np.unique(hashes)
     if len(distinct) < 2:
         raise LimbeckError(

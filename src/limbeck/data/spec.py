@@ -4,13 +4,16 @@ from dataclasses import dataclass
 
 from limbeck.data.tasks import find_task
 
+STRIDE = 128  # tokens
+
 
 @dataclass(frozen=True)
 class DataSpec:
     """A GLUE task from a folder or a hub id (`task`, `data`), or files of one's own (`train`, `eval`, `test`).
 
-    `few` and `label_noise` make the train set smaller or worse; `supplement` is other data for stages that compare
-    layers alone.
+    `max_length` depends on the kind of task where it is not given; `stride` is how many tokens two windows of a context
+    share. `few` and `label_noise` make the train set smaller or worse; `supplement` is other data for stages that
+    compare layers alone.
     """
 
     task: str | None = None
@@ -23,7 +26,8 @@ class DataSpec:
     label: str | None = None
     labels: tuple[str, ...] | None = None
     kind: str | None = None
-    max_length: int = 128
+    max_length: int | None = None
+    stride: int = STRIDE
     few: int | None = None
     label_noise: float | None = None
     supplement: str | None = None

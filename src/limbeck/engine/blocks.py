@@ -1,7 +1,7 @@
 """Blocks that run another way while a stage trains."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -40,5 +40,21 @@ class Recomputed(Swapped):
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
+        options = {"use_reentrant": False, "context_fn": partial(_alike, model.config)}
         found = architectures.every_block(model)
-        super().__init__({block: partial(checkpoint, block.forward, use_reentrant=False) for block in found})
+        super().__init__({block: partial(checkpoint, block.forward, **options) for block in found})
+
+
+def _alike(config: Any) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """What a forward and its repetition run in: the second attends by what the first does, whose mask it is given."""
+    return nullcontext(), _attending(config, config._attn_implementation)
+
+
+@contextmanager
+def _attending(config: Any, implementation: str) -> Iterator[None]:
+    native = config._attn_implementation
+    config._attn_implementation = implementation
+    try:
+        yield
+    finally:
+        config._attn_implementation = native

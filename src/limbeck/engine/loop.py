@@ -73,7 +73,7 @@ class Loop:
     longest: int
     seed: int
     pace: Pace
-    evaluate: Callable[[], Scores]  # the student's scores, main metric first
+    evaluate: Callable[[Distiller], Scores]  # the student's scores, main metric first
     modules: dict[str, torch.nn.Module]  # what every checkpoint holds, the stage's objectives aside
     before: int = 0  # steps of the stages before
     lower: bool = False  # whether a lower score is a better one
@@ -177,7 +177,7 @@ class Loop:
         """Score the student after an epoch; keep it if it is the best, stop if it has long not been."""
         state.judged = state.step
         together = is_sharded(distiller.student)  # one process alone cannot run it
-        scores = [self.evaluate() if together or self.accelerator.is_main_process else {}]
+        scores = [self.evaluate(distiller) if together or self.accelerator.is_main_process else {}]
         if self.accelerator.num_processes > 1:
             broadcast_object_list(scores)
         self._log({"stage": stage.name, "epoch": epoch, "step": state.step, "eval": scores[0]}, state)

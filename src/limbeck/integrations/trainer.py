@@ -119,7 +119,7 @@ class DistillationTrainer(Trainer):
                 f"batches have no {' and no '.join(sorted(missing))}: give what a tokenizer gives, and a data_collator "
                 "or processing_class that pads it."
             )
-        return batch
+        return _labelled(batch)
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """The optimiser of student and aligners."""
@@ -147,7 +147,7 @@ class DistillationTrainer(Trainer):
         """The weighted sum of all objectives; in evaluation, where outputs are asked for, the student's own loss."""
         if return_outputs:
             return super().compute_loss(model, inputs, return_outputs)
-        output = model(**inputs, count=num_items_in_batch)
+        output = model(**_labelled(inputs), count=num_items_in_batch)
         self._sums += torch.stack([part.detach() for part in output.parts.values()])
         return output.loss
 
@@ -181,6 +181,13 @@ class DistillationTrainer(Trainer):
         if not saved.is_file():
             raise LimbeckError(f"{checkpoint} cannot be resumed: it has no {ALIGNERS}. Save without save_only_model.")
         self.distiller.objectives.load_state_dict(load_file(saved))
+
+
+def _labelled(batch: dict[str, Any]) -> dict[str, Any]:
+    """The batch with labels as objectives take them; transformers has those of question answering in two columns."""
+    if "start_positions" not in batch:
+        return batch
+    return {**batch, "labels": torch.stack([batch["start_positions"], batch["end_positions"]], -1)}
 
 
 def _chosen(recipe: Recipe, name: str | None) -> tuple[Stage, int]:

@@ -1,13 +1,13 @@
 """Contrast: an example's student and teacher states against those of other examples, kept in memory banks."""
 
 from collections.abc import Mapping
-from random import Random
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from limbeck.architectures import Side
+from limbeck.data.noise import key_for, noise
 from limbeck.data.plan import FILL
 from limbeck.errors import LimbeckError
 from limbeck.features import find_feature
@@ -104,7 +104,7 @@ class Contrast(Objective):
     def at(self, moment: Moment) -> None:
         super().at(moment)
         # An example comes once an epoch, so that its draw is a function of the step too, however a batch is cut.
-        key = Random(f"{moment.seed}/{moment.stage}/{moment.epoch}").getrandbits(62)
+        key = key_for(moment.seed, moment.stage, moment.epoch)
         if key != self._key_now:
             self._key_now = key
             self.key.fill_(key)
@@ -143,7 +143,7 @@ class Contrast(Objective):
         order, start, size = (self.get_buffer(name) for name in ("order", "start", "size"))
         start, size = start[ids].unsqueeze(1), size[ids].unsqueeze(1)
         draws = torch.arange(self.negatives, device=ids.device)
-        place = _noise(self.key + ids.unsqueeze(1) * self.negatives + draws) % (self.examples - size)
+        place = noise(self.key + ids.unsqueeze(1) * self.negatives + draws) % (self.examples - size)
         return order[place + torch.where(place < start, 0, size)]
 
     def _estimate(self, side: int, vectors: Tensor, bank: Tensor, weight: Tensor) -> Tensor:
@@ -165,15 +165,3 @@ class Contrast(Objective):
         moved = self.momentum * bank[rows] + (1 - self.momentum) * vectors
         bank.index_copy_(0, rows, F.normalize(moved, dim=-1))
         bank[-1].zero_()
-
-
-def _noise(places: Tensor) -> Tensor:
-    """Numbers from 0 up that look random, each a function of its place alone (the finaliser of SplitMix64)."""
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        places = (places ^ _shifted(places, shift)) * (factor - 2**64)
-    return (places ^ _shifted(places, 31)) & (2**63 - 1)
-
-
-def _shifted(places: Tensor, by: int) -> Tensor:
-    """Shifted right, with zeros from the left."""
-    return (places >> by) & (2 ** (64 - by) - 1)

@@ -38,7 +38,7 @@ class Headed(Match):
         """Predictions are blended, not layers: a side has a filter for each of its layers."""
 
     def predicted(self, side: Literal["student", "teacher"], features: Features) -> list[Rows]:
-        """The predictions of a model's layers: a row an example, or a token where the task has labels of tokens."""
+        """The predictions of a model's layers: a row an example, or a token where the task has it so."""
         rows = [features[str(self.call), layer] for layer in getattr(self.layers, side)]
         mask = rows[0].mask
         found = self.filters.predict(side, [one.values for one in rows], mask)

@@ -26,7 +26,7 @@ def model_card(
     of the teacher, or of the model that was fine-tuned. Leave it out for a local folder, which the Hub cannot link.
     `kind` is that of the task. `own_code`: the folder holds the code of its model.
     """
-    distilled = scores.get("teacher") is not None
+    distilled = bool((scores.get("params") or {}).get("teacher")) or scores.get("teacher") is not None
     front = {
         "library_name": "transformers",
         "pipeline_tag": kind.pipeline,

@@ -6,17 +6,31 @@ from limbeck.data.kinds.base import IGNORE, Kind
 from limbeck.data.kinds.causal_lm import CausalLM
 from limbeck.data.kinds.classification import Classification
 from limbeck.data.kinds.lambada import Lambada
+from limbeck.data.kinds.masked_lm import MaskedLM
 from limbeck.data.kinds.multi_label import MultiLabel
+from limbeck.data.kinds.question_answering import QuestionAnswering
 from limbeck.data.kinds.regression import Regression
 from limbeck.data.kinds.seq2seq import Seq2Seq
 from limbeck.data.kinds.tagging import Tagging
+from limbeck.data.kinds.text import Text
 from limbeck.errors import LimbeckError, did_you_mean
 
 __all__ = ["IGNORE", "KINDS", "Kind", "declared", "find_kind", "of"]
 
 KINDS: dict[str, Kind] = {
     kind.name: kind
-    for kind in (Classification(), Regression(), MultiLabel(), Tagging(), Seq2Seq(), CausalLM(), Lambada())
+    for kind in (
+        Classification(),
+        Regression(),
+        MultiLabel(),
+        Tagging(),
+        QuestionAnswering(),
+        Seq2Seq(),
+        Text(),
+        CausalLM(),
+        MaskedLM(),
+        Lambada(),
+    )
 }
 
 
@@ -31,7 +45,8 @@ def find_kind(name: str) -> Kind:
 
 def of(model: Any) -> Kind:
     """The kind of task a model is for, by its class and configuration."""
-    return declared(type(model).__name__, model.config) or KINDS["classification"]
+    bare = model.base_model is model  # as T5 is too, with its head
+    return declared(type(model).__name__, model.config) or KINDS["text" if bare else "classification"]
 
 
 def declared(architecture: str, config: Any) -> Kind | None:

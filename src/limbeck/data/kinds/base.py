@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from limbeck.data.columns import Columns, Table
+from limbeck.data.columns import Columns, Rows, Table
 from limbeck.data.corpus import RunningText, Split
 
 if TYPE_CHECKING:
@@ -28,12 +28,15 @@ class Kind:
     output = 'logits = model(**tokenizer("A sentence.", return_tensors="pt")).logits'  # how its models are asked
     like = ""  # the kind whose models it takes, where it has none of its own
     per_token = False
+    bare = False  # its models have no head
     vocabulary = False  # predicts words; logits of that many are never held whole, see vocabulary.py
     writes = False  # a text of its own length, whose tokens are the labels
+    masked = False  # words are hidden from it, see masking.py
     labelled = True  # learns from labels beside the texts
     packed = False  # learns from running text, packed into blocks of tokens
     named = True  # labels have names
     classes = "classes"  # what those names are
+    length = 128  # how many tokens an example may have, unless the user says
     predicts = ""  # what is predicted, where it has no names
     columns: tuple[Columns, ...] = ()  # how files usually call theirs
     metrics: Mapping[str, Metric] = {}  # of predictions and what is right; 1 is perfect
@@ -53,6 +56,10 @@ class Kind:
         """The table with its texts as strings and its labels as `labels` takes them."""
         return table
 
+    def remarks(self, rows: Rows) -> list[str]:
+        """What a user should know of the rows of a file."""
+        return []
+
     def names(self, values: Sequence) -> tuple[str, ...]:
         """The names of the labels, from the values of a column."""
         return ()
@@ -65,8 +72,13 @@ class Kind:
         """The labels when label i becomes label `places[i]`."""
         return places[labels]
 
-    def usual_metrics(self, names: Sequence[str]) -> tuple[str, ...]:
-        """The metrics of a task without a name of its own, the main one first."""
+    def kept_together(self, split: Split) -> Sequence[str]:
+        """What no two examples may share that are held out and trained on."""
+        pairs = split.text_pair or [""] * len(split)
+        return [f"{text}\t{pair}" for text, pair in zip(split.text, pairs, strict=True)]
+
+    def usual_metrics(self, names: Sequence[str], values: Sequence) -> tuple[str, ...]:
+        """The metrics of a task without a name of its own, the main one first; `values` are the labels of all files."""
         return tuple(self.metrics)
 
     def settings(self, names: Sequence[str]) -> dict[str, Any]:
@@ -74,14 +86,21 @@ class Kind:
         places = {name: place for place, name in enumerate(names)}
         return {"num_labels": len(names), "id2label": dict(enumerate(names)), "label2id": places, "problem_type": None}
 
-    def tokens(self, tokenizer: Any, split: Split, **options: Any) -> Mapping[str, list[list[int]]]:
-        """The token columns of some examples; `labels` among them where labels belong to tokens."""
+    def tokens(self, tokenizer: Any, split: Split, *, stride: int, **options: Any) -> Mapping[str, list[list[int]]]:
+        """The token columns of some examples: `labels` among them where labels belong to tokens, and what `right` asks.
+
+        Where a text is cut into several examples, two neighbours share `stride` tokens.
+        """
         return tokenizer(split.text, split.text_pair, truncation="longest_first", **options)
 
-    def gold(self, split: Split | RunningText, labels: np.ndarray | None, offsets: np.ndarray) -> Any:
-        """What predictions are scored against, where that is not a row an example; `labels` are those of tokens: for
-        running text, the tokens themselves."""
-        return None
+    def right(
+        self, split: Split | RunningText, tokens: Mapping[str, np.ndarray], offsets: np.ndarray
+    ) -> tuple[np.ndarray | None, Any]:
+        """The labels of examples, a row each, and what predictions are scored against, where that is something else.
+
+        `tokens` are the columns of `tokens`, end to end, and `offsets` say where examples begin and end in them.
+        """
+        return split.labels if isinstance(split, Split) else None, None
 
     # learning
 

@@ -59,8 +59,8 @@ class CausalLM(Kind):
     def settings(self, names: Sequence[str]) -> dict[str, Any]:
         return {}
 
-    def gold(self, split: Any, labels: np.ndarray | None, offsets: np.ndarray) -> Any:
-        return None if labels is None else Words(labels, offsets)
+    def right(self, split: Any, tokens: Mapping[str, np.ndarray], offsets: np.ndarray) -> tuple[None, Words]:
+        return None, Words(tokens.get("labels", tokens["input_ids"]), offsets)
 
     def targets(self, batch: Mapping[str, "Tensor"]) -> "Tensor":
         """At every token, the next one. Labels, if there are any, stand at the tokens they name, as in transformers."""

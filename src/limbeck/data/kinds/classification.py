@@ -41,5 +41,5 @@ class Classification(Kind):
     def labels(self, values: Sequence, names: Sequence[str], *, origin: str, allowed_by: str) -> np.ndarray:
         return class_ids(values, names, origin=origin, allowed_by=allowed_by)
 
-    def usual_metrics(self, names: Sequence[str]) -> tuple[str, ...]:
+    def usual_metrics(self, names: Sequence[str], values: Sequence) -> tuple[str, ...]:
         return ("accuracy", "f1", "matthews") if len(names) == 2 else ("accuracy",)

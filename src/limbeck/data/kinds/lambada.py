@@ -34,7 +34,7 @@ class Lambada(CausalLM):
     def owns(self, architecture: str, config: Any) -> bool:
         return False
 
-    def tokens(self, tokenizer: Any, split: Split, **options: Any) -> Mapping[str, list[list[int]]]:
+    def tokens(self, tokenizer: Any, split: Split, *, stride: int, **options: Any) -> Mapping[str, list[list[int]]]:
         if not tokenizer.is_fast:
             raise LimbeckError(
                 "Where the last word begins, only a fast tokenizer (tokenizer.json) says, and this model has another."
@@ -48,9 +48,6 @@ class Lambada(CausalLM):
         spans = found.pop("offset_mapping")
         found["labels"] = [_last_word(*row) for row in zip(texts, found["input_ids"], spans, strict=True)]
         return found
-
-    def gold(self, split: Any, labels: np.ndarray | None, offsets: np.ndarray) -> Words:
-        return Words(np.asarray(labels), offsets)
 
     def decided(self, logits: np.ndarray, names: Sequence[str], right: Words) -> Told:
         told = logits[np.flatnonzero(right.ids != IGNORE) - 1]  # a word is told of at the token before

@@ -113,17 +113,17 @@ class Seq2Seq(Kind):
     def settings(self, names: Sequence[str]) -> dict[str, Any]:
         return {}
 
-    def tokens(self, tokenizer: Any, split: Split, **options: Any) -> Mapping[str, list[list[int]]]:
+    def tokens(self, tokenizer: Any, split: Split, *, stride: int, **options: Any) -> Mapping[str, list[list[int]]]:
         if split.labels is None:
             raise LimbeckError("A decoder reads the text to be written, and there is none. Give files with both texts.")
-        found = dict(super().tokens(tokenizer, split, **options))
+        found = dict(super().tokens(tokenizer, split, stride=stride, **options))
         written = tokenizer(text_target=split.labels.tolist(), truncation=True, **options)
         return {**found, "labels": written["input_ids"]}
 
-    def gold(self, split: Split, labels: np.ndarray | None, offsets: np.ndarray) -> Texts | None:
-        if split.labels is None or labels is None:
-            return None
-        return Texts(split.labels.tolist(), labels)
+    def right(
+        self, split: Split, tokens: Mapping[str, np.ndarray], offsets: np.ndarray
+    ) -> tuple[np.ndarray | None, Any]:
+        return None, None if split.labels is None else Texts(split.labels.tolist(), tokens["labels"])
 
     def counted(self, mask: "Tensor", labels: "Tensor | None") -> "Tensor":
         return mask if labels is None else mask & (labels != IGNORE)

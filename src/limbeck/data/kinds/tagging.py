@@ -98,11 +98,11 @@ class Tagging(Kind):
     def moved(self, labels: np.ndarray, places: np.ndarray) -> np.ndarray:
         return _ragged([places[row] for row in labels])
 
-    def usual_metrics(self, names: Sequence[str]) -> tuple[str, ...]:
+    def usual_metrics(self, names: Sequence[str], values: Sequence) -> tuple[str, ...]:
         entities = any(name[:2] in ("B-", "I-") for name in names)
         return tuple(self.metrics) if entities else ("accuracy",)
 
-    def tokens(self, tokenizer: Any, split: Split, **options: Any) -> Mapping[str, list[list[int]]]:
+    def tokens(self, tokenizer: Any, split: Split, *, stride: int, **options: Any) -> Mapping[str, list[list[int]]]:
         if not tokenizer.is_fast:
             raise LimbeckError(
                 "Tagging needs a tokenizer that says where its tokens stand in the text, and this one does not. Give a "
@@ -115,8 +115,8 @@ class Tagging(Kind):
             found["labels"] = [_placed(*row) for row in zip(split.text, spans, split.labels, strict=True)]
         return found
 
-    def gold(self, split: Split, labels: np.ndarray | None, offsets: np.ndarray) -> Tagged | None:
-        return None if labels is None else Tagged(labels, offsets)
+    def right(self, split: Split, tokens: Mapping[str, np.ndarray], offsets: np.ndarray) -> tuple[None, Tagged | None]:
+        return None, Tagged(tokens["labels"], offsets) if "labels" in tokens else None
 
     def counted(self, mask: "Tensor", labels: "Tensor | None") -> "Tensor":
         return mask if labels is None else mask & (labels != IGNORE)
