@@ -75,7 +75,7 @@ def load_model(name: str, task: Task | None = None) -> PreTrainedModel:
 
 def with_kind(data: DataSpec, name: str | None) -> DataSpec:
     """The data of a user who did not say what is learnt from running text: what the model predicts, if it is words."""
-    texts = [file for file in (data.train, data.eval, data.test) if file and file.lower().endswith(".txt")]
+    texts = [file for file in (data.train, data.eval, data.test) if file and str(file).lower().endswith(".txt")]
     if data.kind is not None or not texts or name is None:
         return data
     kind = _kind_of(config_of(name))
