@@ -540,3 +540,11 @@ def test_a_mask_is_built_even_where_it_hides_nothing(site, monkeypatch):
     assert masks
     assert all(mask is not None for mask in masks)
     assert model.config._attn_implementation == "sdpa"
+
+
+@torch.no_grad()
+def test_padding_that_sees_nothing_is_finite_under_a_cap():
+    """A row behind the window of a text attends to no token; in fp64 its mask must survive a softmax in fp32."""
+    model = tiny_model("gemma2").double()
+    found = Tap(model, [("hidden", 4)])(**tiny_batch(model, (9, 3), length=12))
+    assert found["hidden", 4].values.isfinite().all()
