@@ -423,8 +423,10 @@ def _summary(scores: dict[str, Any], folder: RunFolder) -> str:
     ran = f"in {clock(scores['seconds']['total'])}; the student is in {folder.student}"
     if scores["student"] is None:
         return f"done {ran}"
-    compared = (scores["retention"] or 0) > 0
-    kept = f" ({scores['retention']:.1f} % of the teacher's {scores['teacher']:.2f})" if compared else ""
+    share = f"{scores['retention']:.1f} % of the teacher's" if (scores["retention"] or 0) > 0 else ""
+    if share and scores["metric"] in scores["lower"]:
+        share = "less is better; the teacher's is"
+    kept = f" ({share} {scores['teacher']:.2f})" if share else ""
     return f"{scores['metric']} {scores['student']:.2f} on {scores['split']}{kept}, {ran}"
 
 

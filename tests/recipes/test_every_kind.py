@@ -122,6 +122,10 @@ def test_distils(kind, recipe, tmp_path):
     run = toy.distill(recipe, tmp_path / "run", teacher=teacher(kind), **data(kind))
     assert run.scores["teacher"] is not None
     assert all(torch.tensor(line["loss"]).isfinite() for line in toy.losses(run.folder))
+    last = (run.folder / "log.txt").read_text("utf8").splitlines()[-1]
+    less = run.scores["metric"] in KINDS[kind].lower
+    assert ("less is better" in last) == less
+    assert not (less and "% of the teacher's" in last + (run.student / "README.md").read_text("utf8"))
     assert_whole(run, kind)
 
 

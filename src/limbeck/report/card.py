@@ -73,7 +73,8 @@ def _introduction(recipe: Mapping[str, Any], scores: Mapping[str, Any], distille
     if not distilled:
         return f"{model} for {scores['task']}, fine-tuned{' from' + origin if origin else ''} with limbeck."
     kept = scores.get("retention")
-    quality = f" It keeps {kept:.1f} % of the teacher's {scores['metric']}." if kept is not None else ""
+    less = scores.get("metric") in scores.get("lower", ())
+    quality = f" It keeps {kept:.1f} % of the teacher's {scores['metric']}." if kept is not None and not less else ""
     teacher = f"its teacher{origin}"
     return f"{model} for {scores['task']}, distilled from {teacher} with limbeck (recipe `{recipe['name']}`).{quality}"
 
