@@ -11,6 +11,7 @@ are those of the best epoch of the last stage on the dev set.
 """
 
 import argparse
+import gc
 import json
 import multiprocessing
 import os
@@ -63,7 +64,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", type=lambda text: [int(seed) for seed in words(text)], default=[1, 2, 3])
     parser.add_argument("--teacher-seed", type=int, default=42)
     parser.add_argument("--layers", type=int, default=3)
-    parser.add_argument("--epochs", type=float, default=10)
+    parser.add_argument("--epochs", type=numbers, default=[10.0], help="of all tasks, or of each: 10,10,5")
     parser.add_argument("--lr", default="5e-5")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--own-start", action="store_true", help="students start as their recipes say")
@@ -75,6 +76,8 @@ def arguments() -> argparse.Namespace:
         parser.error("give --data with --tasks, or --train with --eval")
     if args.train:
         args.tasks = [Path(args.train).stem]
+    if len(args.epochs) not in (1, len(args.tasks)):
+        parser.error("give --epochs once, or as many as there are tasks")
     if not args.recipes:
         from limbeck.recipe import shipped
 
@@ -105,8 +108,8 @@ def one(job: tuple) -> dict:
 
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // args.workers))
     data = {"train": args.train, "eval": args.eval} if args.train else {"task": task, "data": args.data}
-    named = data.get("task")
-    same = alike("finetune", named, args)[1:] if recipe == "teacher" else alike(recipe, named, args)
+    named, epochs = data.get("task"), dict(zip(args.tasks, args.epochs * len(args.tasks)))[task]
+    same = alike("finetune", named, epochs, args)[1:] if recipe == "teacher" else alike(recipe, named, epochs, args)
     common = {
         **data, "max_length": args.max_length, "out": str(folder).replace(":", "-"), "seed": seed,
         "resume": True, "quiet": True, "pace": limbeck.Pace(save_every=1e9),
@@ -118,19 +121,20 @@ def one(job: tuple) -> dict:
         scores = limbeck.finetune(model, layers=layers, set=same, **common).scores
     else:
         scores = limbeck.distill(recipe, teacher=model, layers=layers, set=same, **common).scores
+    gc.collect()
     torch.cuda.empty_cache()  # for the other workers
     kept = ("metric", "student", "teacher", "retention", "metrics", "params", "latency_ms", "seed", "seconds")
     return {"run": f"{recipe} {task} {seed}", "recipe": recipe, "task": task} | {k: scores[k] for k in kept}
 
 
-def alike(recipe: str, task: str | None, args: argparse.Namespace) -> list[str]:
+def alike(recipe: str, task: str | None, epochs: float, args: argparse.Namespace) -> list[str]:
     """What makes a recipe start as the others do, and take as many steps, of the same size."""
     from limbeck.recipe import resolve
 
     asked = resolve(recipe, task=task)
     start = asked.init if args.own_start and recipe != "finetune" else ["layers(first)", *asked.init[1:]]
     changes = [f"init=[{', '.join(map(str, start))}]", f"stages.*.batch={args.batch}"]
-    changes += [f"stages.*.epochs={args.epochs / len(asked.stages)}"]
+    changes += [f"stages.*.epochs={epochs / len(asked.stages)}"]
     return changes + [f"stages.{stage.name}.lr={args.lr}" for stage in asked.stages if "student" in stage.train]
 
 
@@ -163,6 +167,10 @@ def lines(rows: list[dict], args: argparse.Namespace):
         means = [statistics.mean(found) for found in scores]
         spreads = [f" ± {statistics.stdev(found):.1f}" if len(found) > 1 else "" for found in scores]
         yield [recipe, *(f"{m:.1f}{s}" for m, s in zip(means, spreads)), f"{statistics.mean(means):.1f}"]
+
+
+def numbers(text: str) -> list[float]:
+    return [float(word) for word in words(text)]
 
 
 def words(text: str) -> list[str]:

@@ -490,16 +490,14 @@ def handing_on(model: PreTrainedModel) -> tuple[PreTrainedModel, nn.Module]:
     for name in containers:
         inner._modules[name] = inner = _shallow(inner.get_submodule(name))
     inner._modules[last] = aside = _Aside()
-    if (bias := view._buffers.get("final_logits_bias")) is not None:  # BART would widen that column by it again
-        view.__dict__["_buffers"] = {**view._buffers, "final_logits_bias": bias[:, :1]}
     return view, aside
 
 
 class _Aside(nn.Module):
-    """Stands where an output map stood: gives one column, for the model to scale or bend in vain."""
+    """Stands where an output map stood: gives one number, for the model to scale, bend or add a bias to in vain."""
 
     def forward(self, states: Tensor) -> Tensor:
-        return states[..., :1]
+        return states[:1, :1, :1]
 
 
 def copied_blocks(model: PreTrainedModel, first: int, last: int) -> nn.Module:

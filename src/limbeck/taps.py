@@ -31,7 +31,7 @@ Site = tuple[str, int]  # a feature, as a call string, and a layer
 Features = dict[Site, Rows]
 
 SIDES: tuple[Side, ...] = ("encoder", "decoder", "cross")  # in the order they run
-IMPLEMENTATION, TAPPED = "limbeck", "limbeck_tap"
+IMPLEMENTATION, TAPPED, ADDED = "limbeck", "limbeck_tap", "limbeck_added"
 _watched: ContextVar[Mapping[nn.Module, Callable[[Attention], None]] | None] = ContextVar("watched", default=None)
 
 
@@ -251,12 +251,14 @@ class Tap:
 
     @contextmanager
     def _attending(self) -> Iterator[None]:
-        """Have the model attend by our implementation, where it attends by SDPA, caps its scores, or is read."""
+        """Have the model attend by our implementation, where it attends by SDPA, caps its scores, or is read. One that
+        knows no implementations attends as it does, with a mask that we make."""
         config = self.model.config
-        interface = architectures.family(self.model).projections is None
         tapped = self.attends or architectures.made_with(config)
         by = TAPPED if tapped else IMPLEMENTATION if config._attn_implementation == "sdpa" else None
-        with architectures.attending_by(self.configs, by) if interface and by else nullcontext():
+        if architectures.family(self.model).projections:
+            by = ADDED
+        with architectures.attending_by(self.configs, by) if by else nullcontext():
             yield
 
     @contextmanager
@@ -308,16 +310,24 @@ def _tapped_attention(
     return own(module, query, key, value, added, **options)
 
 
-def _always_masked(*args: Any, **options: Any) -> Tensor | None:
+def _always_masked(*args: Any, **options: Any) -> Tensor:
     """SDPA's mask, also where it hides nothing, or what SDPA could hide by itself: asking whether it does would wait
     for the device at every step, and a step that is captured could not ask."""
-    return sdpa_mask(*args, **options | {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False})
+    never = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+    return sdpa_mask(*args, **options | never)  # type: ignore[return-value]
+
+
+def _always_added(*args: Any, dtype: torch.dtype = torch.float32, **options: Any) -> Tensor:
+    """The same to be added to scores; transformers 5.17 copies its zero from the host, which capturing forbids."""
+    seen = _always_masked(*args, **options)
+    return torch.zeros_like(seen, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
 
 
 AttentionInterface.register(TAPPED, _tapped_attention)
 AttentionInterface.register(IMPLEMENTATION, sdpa_attention_forward)
 AttentionMaskInterface.register(TAPPED, _always_masked)
 AttentionMaskInterface.register(IMPLEMENTATION, _always_masked)
+AttentionMaskInterface.register(ADDED, _always_added)
 
 
 @contextmanager

@@ -1,6 +1,8 @@
 """CUDA graphs: work captured once a shape, then replayed without a launch from Python."""
 
 from collections.abc import Callable, Hashable
+from contextlib import suppress
+from typing import Any
 
 import torch
 
@@ -42,6 +44,8 @@ class Captures:
             self.say(f"a step is not captured and runs eagerly: {self.refused[key]}")
             renew_generator()
             self.graphs.clear()  # they know the old state: captured again
+            leave(self.pool)
+            self.pool = torch.cuda.graph_pool_handle()
         else:
             self.graphs[key] = graph
 
@@ -49,6 +53,12 @@ class Captures:
         """How many shapes are captured, and what they hold."""
         held = torch.cuda.memory_reserved() / 2**30
         return f"{len(self.graphs)} batch shapes captured as CUDA graphs; {held:.1f} GiB of GPU memory held"
+
+
+def leave(pool: Any) -> None:
+    """After a capture that failed, the allocator may still believe that memory is to come from its pool."""
+    with suppress(RuntimeError):  # it does not
+        torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
 
 
 def renew_generator() -> None:
