@@ -62,6 +62,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--epochs", type=float, default=2)
     parser.add_argument("--lr", default="5e-4")
+    parser.add_argument("--layer-weight", help="of what compares layers; default: as the recipe has it")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--max-length", type=int, default=256)
     parser.add_argument("--workers", type=int, default=1)
@@ -151,6 +152,8 @@ def alike(recipe: str, args: argparse.Namespace) -> list[str]:
             changes += [f"stages.{stage.name}.epochs={args.epochs}", f"stages.{stage.name}.lr={args.lr}"]
         else:
             changes.append(f"stages.{stage.name}.epochs={args.epochs / 4}")
+        if args.layer_weight and "layers" in stage.objectives:
+            changes.append(f"stages.{stage.name}.objectives.layers.weight={args.layer_weight}")
     return changes
 
 

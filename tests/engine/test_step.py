@@ -199,7 +199,7 @@ class Fakes:
         monkeypatch.setattr(torch.cuda, "graph", graph)
         for name in ("synchronize", "graph_pool_handle", "current_stream"):
             monkeypatch.setattr(torch.cuda, name, lambda *a: None)
-        monkeypatch.setattr(captures, "renew_generator", lambda: setattr(self, "recovered", self.recovered + 1))
+        monkeypatch.setattr(captures, "recover", lambda pool: setattr(self, "recovered", self.recovered + 1))
 
 
 def test_first_turn_eager_then_captured_then_replayed(monkeypatch):

@@ -42,9 +42,8 @@ class Captures:
             first = error.__context__ or error  # ending a capture that has failed fails too
             self.refused[key] = str(first).strip().splitlines()[0]
             self.say(f"a step is not captured and runs eagerly: {self.refused[key]}")
-            renew_generator()
+            recover(self.pool)
             self.graphs.clear()  # they know the old state: captured again
-            leave(self.pool)
             self.pool = torch.cuda.graph_pool_handle()
         else:
             self.graphs[key] = graph
@@ -55,14 +54,11 @@ class Captures:
         return f"{len(self.graphs)} batch shapes captured as CUDA graphs; {held:.1f} GiB of GPU memory held"
 
 
-def leave(pool: Any) -> None:
-    """After a capture that failed, the allocator may still believe that memory is to come from its pool."""
+def recover(pool: Any) -> None:
+    """After a capture that failed, the allocator may still record into its pool, and the device's generator still
+    believes in it: end the first, and give the second a new state."""
+    torch.cuda.synchronize()
     with suppress(RuntimeError):  # it does not
         torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
-
-
-def renew_generator() -> None:
-    """After a capture that failed, the device's generator still believes in it: give it a new state."""
-    torch.cuda.synchronize()
     generator = torch.cuda.default_generators[torch.cuda.current_device()]
     generator.graphsafe_set_state(torch.Generator(generator.device).graphsafe_get_state())
