@@ -180,6 +180,9 @@ class Going:
     recompute: Annotated[
         bool, _option("--recompute", "Keep no activations in the student's blocks: less memory, more time.", TRAINING)
     ] = False
+    deepspeed: Annotated[
+        str | None, _option("--deepspeed", "A DeepSpeed configuration (JSON), carried out by torch.", TRAINING)
+    ] = None
     track: Annotated[
         str | None, _option("--track", "Also log to tensorboard, wandb, … (any tracker of Accelerate).", TRAINING)
     ] = None
@@ -190,7 +193,8 @@ class Going:
         from limbeck.engine.loop import Pace
 
         pace = Pace(**{field.name: getattr(self, field.name) for field in fields(Pace)})
-        return {"out": self.out, "resume": self.resume, "track": self.track, "pace": pace, "quiet": self.quiet}
+        own = {name: getattr(self, name) for name in ("out", "resume", "track", "deepspeed", "quiet")}
+        return {**own, "pace": pace}
 
 
 DEBUG = _option("--debug", "Show the traceback of an error.")
