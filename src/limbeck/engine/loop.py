@@ -207,6 +207,10 @@ class Loop:
 
     def _compiles(self, examples: int) -> bool:
         """Whether blocks are compiled in a stage that sees that many examples."""
+        if self.accelerator.device.type != "cuda":
+            if self.pace.compile == "on":
+                self.display.say("--compile on: blocks are compiled on a GPU, and there is none; they run as they are")
+            return False
         pays = examples * float(self.data.lengths.mean()) >= PAYS_FROM and not self.pace.recompute
         return self.pace.compile == "on" or (self.pace.compile == "auto" and pays)
 
