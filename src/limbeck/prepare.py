@@ -159,6 +159,7 @@ def _prepare(asked: Request) -> Prepared:
     for model in (teacher, source):
         if model is not None:
             models.adopt_padding(model, tokenizer)
+            notes += models.keep_layers(model)
     depths = _depths(asked, source, notes)
     start = start_student(
         recipe.init,
