@@ -291,9 +291,11 @@ def finetune(
     """
     options = {"layers": layers, **change.options(), **going.options(), **data.spec()}
     if grid:
-        from limbeck.grid import run_grid, shown
+        from limbeck.grid import named, run_grid, shown
 
-        out.print(shown(run_grid(model, grid, **options)), soft_wrap=False)
+        cells = run_grid(model, grid, **options)
+        out.print(shown(cells), soft_wrap=False)
+        out.print(named(cells))
     else:
         from limbeck.run import finetune as run
 
@@ -346,7 +348,7 @@ def evaluate(
     from limbeck.data.spec import DataSpec
 
     rows = compare(model, DataSpec(**data.spec()), predictions)
-    out.print_json(data=rows) if as_json else out.print(shown(rows), soft_wrap=False)
+    out.print_json(data=rows) if as_json else out.print(shown(rows), soft_wrap=False, crop=False)
 
 
 @app.command()

@@ -105,8 +105,9 @@ class Loop:
         state.seconds += [0.0] * (state.stage + 1 - len(state.seconds))
         spent_before = state.seconds[state.stage]
         first = self._plan(stage, state.stage, 0)
+        shapes = len({batch.length for batch in first})
         self.display.say(
-            f"{stage.name}  {len({batch.length for batch in first})} batch shapes; "
+            f"{stage.name}  {shapes} batch shape{'' if shapes == 1 else 's'}; "
             f"{padding_share(first, self.data.lengths):.0%} of the token positions are padding"
         )
         self.display.start(stage.name, steps, state.step)
