@@ -11,9 +11,11 @@ from limbeck.distiller import Distiller
 from limbeck.errors import LimbeckError
 from limbeck.features import LOGITS, find_feature
 from limbeck.initialisers import start_student
+from limbeck.models import keep_layers
 from limbeck.objectives import Labels, Logits, Match, Replacement
 from limbeck.recipe import resolve, sided
 from limbeck.taps import Tap
+from tests import toy
 from tests.test_taps import rows_agree
 from tests.tiny import tiny_batch, tiny_model, tiny_pair, tiny_texts, two_sided
 
@@ -247,3 +249,25 @@ def test_classifiers_on_them_are_refused():
     config = tiny_pair("bart").config
     with pytest.raises(LimbeckError, match="add --kind seq2seq"):
         shape(AutoModelForSequenceClassification.from_config(config))
+
+
+def test_no_layer_is_dropped():
+    """LayerDrop would leave some without a state."""
+    config = tiny_pair("bart").config
+    config.encoder_layerdrop = config.decoder_layerdrop = 0.5
+    model = AutoModelForSeq2SeqLM.from_config(config).train()
+    with pytest.raises(LimbeckError, match=r"leaves out layers.*encoder_layerdrop=0.0"):
+        Distiller(None, model, [Labels()])
+    assert len(keep_layers(model)) == 1
+    assert keep_layers(model) == []
+    tap = Tap(model, [(f"hidden(side={side})", k) for side in ("encoder", "decoder") for k in (1, 2, 3)])
+    assert all(len(tap(**tiny_texts())) == 6 for _ in range(5))
+
+
+def test_a_run_drops_no_layer_and_says_so(tmp_path):
+    data = toy.kinds_data("dropped", lambda text: {"source": text, "target": text})
+    dropping = {"encoder_layerdrop": 0.9, "decoder_layerdrop": 0.9}
+    teacher = toy.teacher("bart", labels=2, auto="AutoModelForSeq2SeqLM", **dropping)
+    run = toy.distill("lwd", tmp_path / "run", teacher=teacher, side="both", **data)
+    assert "encoder_layerdrop, decoder_layerdrop set to 0" in (run.folder / "log.txt").read_text("utf8")
+    assert AutoModelForSeq2SeqLM.from_pretrained(run.student).config.encoder_layerdrop == 0

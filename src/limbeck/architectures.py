@@ -313,6 +313,11 @@ def every_block(model: PreTrainedModel) -> list[nn.Module]:
     return list(dict.fromkeys(block for side in sides(model) for block in blocks(model, side)))
 
 
+def droppers(model: PreTrainedModel) -> list[nn.Module]:
+    """The stacks that leave out whole layers at random while they train (LayerDrop)."""
+    return [module for module in model.modules() if getattr(module, "layerdrop", 0)]
+
+
 def block_names(model: PreTrainedModel) -> tuple[str, ...]:
     """What the names of the blocks' weights begin with."""
     return tuple(f"{base_path(model)}{family(model, side).blocks}." for side in sides(model))

@@ -180,6 +180,9 @@ class Going:
     recompute: Annotated[
         bool, _option("--recompute", "Keep no activations in the student's blocks: less memory, more time.", TRAINING)
     ] = False
+    deepspeed: Annotated[
+        str | None, _option("--deepspeed", "A DeepSpeed configuration (JSON), carried out by torch.", TRAINING)
+    ] = None
     track: Annotated[
         str | None, _option("--track", "Also log to tensorboard, wandb, … (any tracker of Accelerate).", TRAINING)
     ] = None
@@ -190,7 +193,8 @@ class Going:
         from limbeck.engine.loop import Pace
 
         pace = Pace(**{field.name: getattr(self, field.name) for field in fields(Pace)})
-        return {"out": self.out, "resume": self.resume, "track": self.track, "pace": pace, "quiet": self.quiet}
+        own = {name: getattr(self, name) for name in ("out", "resume", "track", "deepspeed", "quiet")}
+        return {**own, "pace": pace}
 
 
 DEBUG = _option("--debug", "Show the traceback of an error.")
@@ -287,9 +291,11 @@ def finetune(
     """
     options = {"layers": layers, **change.options(), **going.options(), **data.spec()}
     if grid:
-        from limbeck.grid import run_grid, shown
+        from limbeck.grid import named, run_grid, shown
 
-        out.print(shown(run_grid(model, grid, **options)), soft_wrap=False)
+        cells = run_grid(model, grid, **options)
+        out.print(shown(cells), soft_wrap=False)
+        out.print(named(cells))
     else:
         from limbeck.run import finetune as run
 
@@ -342,7 +348,7 @@ def evaluate(
     from limbeck.data.spec import DataSpec
 
     rows = compare(model, DataSpec(**data.spec()), predictions)
-    out.print_json(data=rows) if as_json else out.print(shown(rows), soft_wrap=False)
+    out.print_json(data=rows) if as_json else out.print(shown(rows), soft_wrap=False, crop=False)
 
 
 @app.command()

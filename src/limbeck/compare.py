@@ -74,8 +74,10 @@ def shown(rows: list[dict[str, Any]]) -> Table:
     caption = "GFLOPs, ms: one example; agreement, speed-up: with the first model"
     table = Table(caption=caption if len(rows) > 1 else None, box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
     table.add_column("model", no_wrap=True)
-    for split, metric in metrics:
-        table.add_column(f"{split} {metric}" if several else metric, justify="right")
+    for split, metric in metrics:  # a heading may be folded, a number not
+        widest = max(len(f"{row['scores'][split][metric]:.2f}") for row in rows)
+        heading = f"{split} {metric}" if several else metric
+        table.add_column(heading, justify="right", min_width=widest, overflow="fold")
     for heading in ("params", "GFLOPs", "ms", "speed-up", "agree"):
         table.add_column(heading, justify="right", no_wrap=True)
     for name, row in zip(_short([row["model"] for row in rows]), rows):

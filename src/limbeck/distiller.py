@@ -51,6 +51,11 @@ class Distiller(nn.Module):
         stage: int = 0,
     ) -> None:
         super().__init__()
+        if architectures.droppers(student):
+            raise LimbeckError(
+                "the student leaves out layers at random while it trains, and those can be compared with nothing. Load "
+                "it without: from_pretrained(…, encoder_layerdrop=0.0, decoder_layerdrop=0.0)."
+            )
         self.student, self.mixup, self.masking = student, mixup, masking
         self.steps, self.seed, self.stage = steps, seed, stage
         named = dict(objectives) if isinstance(objectives, Mapping) else _named(objectives)

@@ -59,15 +59,20 @@ def run_grid(
 
 def shown(cells: list[Cell]) -> Table:
     """The grid as a table, best first."""
-    best, several = cells[0].best, len(cells[0].runs) > 1
-    caption = f"best: {best.folder}" + (", of several seeds; scores are mean ± deviation" if several else "")
-    table = Table(caption=caption, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name in (*cells[0].values, best.scores["metric"]):
+    several = len(cells[0].runs) > 1
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in (*cells[0].values, cells[0].best.scores["metric"]):
         table.add_column(name, justify="right")
     for cell in cells:
         spread = f" ± {stdev(cell.scores):.2f}" if several else ""
         table.add_row(*cell.values.values(), f"{mean(cell.scores):.2f}{spread}")
     return table
+
+
+def named(cells: list[Cell]) -> str:
+    """A line that names the best run; not in the table, whose width would cut the path."""
+    several = ", of several seeds; scores are mean ± deviation" if len(cells[0].runs) > 1 else ""
+    return f"best: {cells[0].best.folder}{several}"
 
 
 def _axes(grid: Iterable[str]) -> dict[str, list[str]]:

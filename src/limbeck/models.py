@@ -189,6 +189,19 @@ def check_tokens(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
         )
 
 
+def keep_layers(model: PreTrainedModel) -> list[str]:
+    """Have every layer run in training too, since what LayerDrop leaves out can be compared with nothing; a line that
+    says so, where it was on."""
+    found = architectures.droppers(model)
+    for stack in found:
+        stack.layerdrop = 0.0  # type: ignore[assignment] -- a number, not a tensor
+    settings = [name for name in ("encoder_layerdrop", "decoder_layerdrop", "layerdrop") if hasattr(model.config, name)]
+    for name in settings:
+        setattr(model.config, name, 0.0)
+    said = f"{type(model).__name__} would leave out layers at random while it trains: {', '.join(settings)} set to 0"
+    return [said] if found else []
+
+
 def adopt_padding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     """A classifier that reads the last token finds it by the padding behind it, which is the tokenizer's."""
     if architectures.pooling(model) == "last":

@@ -159,6 +159,7 @@ def _prepare(asked: Request) -> Prepared:
     for model in (teacher, source):
         if model is not None:
             models.adopt_padding(model, tokenizer)
+            notes += models.keep_layers(model)
     depths = _depths(asked, source, notes)
     start = start_student(
         recipe.init,
@@ -190,12 +191,12 @@ def _prepare(asked: Request) -> Prepared:
     if longest < wanted and train.lengths.max() == longest:
         notes.append(f"longer texts are cut at {longest} tokens, the most these models take")
     evals = {name: encoded(split) for name, split in corpus.evals.items()}
-    others = {}
+    others, plain = {}, kinds.KINDS["classification"]
     for index, stage in enumerate(recipe.stages):
         if stage.data:
-            inputs, said = load_inputs(stage.data, asked.data)
+            inputs, said = load_inputs(stage.data, asked.data, kind)
             notes += [f"stage {stage.name}: {line}" for line in said]
-            others[index] = encode(inputs, tokenizer, columns, longest)
+            others[index] = encode(inputs, tokenizer, columns, longest, kind if kind.writes else plain)
     if kind.masked and teacher is not None:
         notes.append("words are hidden anew at every step, so the teacher runs at every step: nothing is cached")
     aligners = {name: NamedAligner(parse(call)) for name, call in recipe.aligners.items()}

@@ -23,6 +23,7 @@ from limbeck.data.kinds import KINDS
 from limbeck.data.spec import DataSpec
 from limbeck.distiller import Distiller
 from limbeck.engine.checkpoints import Checkpoints, State
+from limbeck.engine.deepspeed import wishes
 from limbeck.engine.held_out import held_out_loss
 from limbeck.engine.loop import Loop, Pace
 from limbeck.engine.progress import Display, clock
@@ -68,6 +69,7 @@ def distill(
     resume: bool = False,
     track: str | None = None,
     pace: Pace | None = None,
+    deepspeed: str | Path | None = None,
     quiet: bool = False,
     **data: Any,
 ) -> Run:
@@ -78,11 +80,13 @@ def distill(
     `data` says what to learn from, in the words of the command line: `task` and `data`, or `train`, `eval`, `test`
     with `text`, `text_pair`, `label`, `labels`, `kind`, `max_length`, `stride`; `few`, `label_noise`, `supplement`.
     `set` changes values of the recipe, as `--set` does; `allow_code` lets it name Python functions by dotted path.
+    `deepspeed` is a configuration of DeepSpeed's, to be carried out by torch (docs/scale.md).
     """
+    wished = wishes(deepspeed)
     asked = request(
         recipe,
         DataSpec(**data),
-        set=set,
+        set=(*wished.changes, *set),
         allow_code=allow_code,
         teacher=str(teacher) if teacher else None,
         student=str(student) if student else None,
@@ -92,7 +96,8 @@ def distill(
         width=width,
         seed=seed,
     )
-    return execute(asked, out, resume=resume, track=track, pace=pace, quiet=quiet)
+    pace = wished.paced(pace or Pace(), asked.recipe)
+    return execute(asked, out, resume=resume, track=track, pace=pace, notes=wished.notes, quiet=quiet)
 
 
 def finetune(
@@ -106,14 +111,23 @@ def finetune(
     resume: bool = False,
     track: str | None = None,
     pace: Pace | None = None,
+    deepspeed: str | Path | None = None,
     quiet: bool = False,
     **data: Any,
 ) -> Run:
     """Fine-tune `model`, or its first `layers` layers, on labels: a teacher, or a baseline. `data` as in `distill`."""
+    wished = wishes(deepspeed)
     asked = request(
-        "finetune", DataSpec(**data), set=set, allow_code=allow_code, student=str(model), layers=layers, seed=seed
+        "finetune",
+        DataSpec(**data),
+        set=(*wished.changes, *set),
+        allow_code=allow_code,
+        student=str(model),
+        layers=layers,
+        seed=seed,
     )
-    return execute(asked, out, resume=resume, track=track, pace=pace, quiet=quiet)
+    pace = wished.paced(pace or Pace(), asked.recipe)
+    return execute(asked, out, resume=resume, track=track, pace=pace, notes=wished.notes, quiet=quiet)
 
 
 def execute(
@@ -123,14 +137,17 @@ def execute(
     resume: bool = False,
     track: str | None = None,
     pace: Pace | None = None,
+    notes: Iterable[str] = (),
     quiet: bool = False,
 ) -> Run:
-    """Carry out a request: train every stage, score the student, leave the run folder."""
+    """Carry out a request: train every stage, score the student, leave the run folder. `notes` are said first."""
     with allowing(asked.allow_code):
-        return _execute(asked, RunFolder(out), resume, track, pace or Pace(), quiet)
+        return _execute(asked, RunFolder(out), resume, track, pace or Pace(), notes, quiet)
 
 
-def _execute(asked: Request, folder: RunFolder, resume: bool, track: str | None, pace: Pace, quiet: bool) -> Run:
+def _execute(
+    asked: Request, folder: RunFolder, resume: bool, track: str | None, pace: Pace, notes: Iterable[str], quiet: bool
+) -> Run:
     _check_folder(folder, resume)
     began = time.monotonic()
     accelerator = open_world(track=track, folder=folder.path)
@@ -146,7 +163,7 @@ def _execute(asked: Request, folder: RunFolder, resume: bool, track: str | None,
                 _tidy(folder)
             display.say(f"{folder.path} is finished; its scores are in {folder.scores}.")
             return Run(folder.path, json.loads(folder.scores.read_text("utf8")))
-    for note in prepared.notes:
+    for note in (*notes, *prepared.notes):
         display.say(note)
     for index in range(len(prepared.stages)):
         prepared.set_trained(index)  # faults of any stage show now

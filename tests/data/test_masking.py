@@ -74,6 +74,12 @@ def test_what_is_scored_on_is_hidden_for_good(tmp_path):
     assert dev.batch(np.array([len(dev) - 1]), 16)["labels"][0, -1] == IGNORE
 
 
+def test_a_text_of_which_nothing_is_hidden_cannot_be_scored(tmp_path):
+    (tmp_path / "short.txt").write_text("w1", "utf8")
+    with pytest.raises(LimbeckError, match=r"none was drawn to be hidden.*--eval FILE"):
+        encode(RunningText("dev", (tmp_path / "short.txt",), "text"), TOKENIZER, (), 32, KINDS["masked-lm"])
+
+
 def test_without_a_mask_token_no_word_can_be_hidden():
     tokenizer = build_tokenizer(WORDS)
     tokenizer.mask_token = None

@@ -8,6 +8,7 @@ import pytest
 
 import limbeck
 from limbeck.data.corpus import Corpus, Split
+from limbeck.data.kinds import find_kind
 from limbeck.data.loading import load_inputs
 from limbeck.data.scarcity import flip_labels, scarce, take_few
 from limbeck.data.spec import DataSpec
@@ -149,6 +150,19 @@ def test_the_first_stage_runs_on_the_supplement(tmp_path):
     assert [line["epoch"] for line in lines] == [0, 0, 0, 1, 0, 0, 0, 0]  # three batches an epoch, then four
     request = json.loads((run.folder / "request.json").read_text("utf8"))
     assert request["recipe"]["stages"][0]["data"] == supplement
+
+
+def test_of_other_data_a_decoder_reads_the_texts_to_be_written(tmp_path):
+    rows = [{"en": text, "de": text.upper()} for text in toy.words_of()["eval"]]
+    named = {name: toy.write_jsonl(tmp_path / f"{name}.jsonl", rows) for name in ("train", "eval", "supplement")}
+    teacher = toy.teacher("t5", labels=2, auto="AutoModelForSeq2SeqLM")
+    asked = {"teacher": teacher, "kind": "seq2seq", "text": "en", "label": "de", **named}
+    run = toy.distill("cr-ild", tmp_path / "run", steps=2, side="both", **asked)
+    assert {"hidden", "hidden-encoder"} <= toy.losses(run.folder)[0].keys()
+    texts = toy.write_jsonl(tmp_path / "texts.jsonl", [{"en": row["en"]} for row in rows])
+    for other in ("mnli", texts):
+        with pytest.raises(LimbeckError, match=r"no texts to be written.*columns source and target"):
+            load_inputs(other, DataSpec(text="en"), find_kind("seq2seq"))
 
 
 def test_a_stage_that_only_asks_the_teacher_takes_other_data():

@@ -30,7 +30,7 @@ def test_a_seed_tells_its_parts_apart():
     assert world.seed_for(1) != world.seed_for(1, 0)
 
 
-@pytest.mark.parametrize(("name", "said"), [("DEEPSPEED", "DeepSpeed"), ("FSDP", "FSDP")])
+@pytest.mark.parametrize(("name", "said"), [("MEGATRON_LM", "Megatron-LM"), ("FSDP", "FSDP")])
 def test_what_accelerate_would_have_others_do_is_refused(name, said, monkeypatch):
     monkeypatch.setenv(f"ACCELERATE_USE_{name}", "true")
     with pytest.raises(LimbeckError, match=rf"{said}.*--shard"):

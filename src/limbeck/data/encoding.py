@@ -175,6 +175,11 @@ def _packed(text: RunningText, tokenizer: PreTrainedTokenizerBase, max_length: i
         from limbeck.data.masking import hide_for_good
 
         columns = hide_for_good(tokens, offsets, tokenizer)
+        if (columns["labels"] == IGNORE).all():
+            raise LimbeckError(
+                f"{text.name}: of {len(tokens)} tokens of {text.files[0]} none was drawn to be hidden, so there is "
+                "nothing to score. Give more text with --eval FILE."
+            )
     labels, gold = kind.right(text, columns, offsets)
     return Encoded(columns, offsets, labels, {"input_ids": _padding(tokenizer), "labels": IGNORE}, gold)
 

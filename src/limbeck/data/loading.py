@@ -75,13 +75,17 @@ def _counted(files: tuple[Path, ...]) -> str:
     return f"{size:.1f} MiB in " + (str(files[0]) if len(files) == 1 else f"{len(files)} files")
 
 
-def load_inputs(name: str, beside: DataSpec) -> tuple[Split, list[str]]:
-    """The train texts of another task or file, without labels, and lines that say what was read.
+def load_inputs(name: str, beside: DataSpec, kind: Kind = KINDS["classification"]) -> tuple[Split, list[str]]:
+    """The train texts of another task or file for models of a `kind`, and lines that say what was read.
 
-    A task lies where the run's own data lie.
+    A task lies where the run's own data lie. Labels are left out, but a decoder reads the texts to be written: these
+    have to be there, in columns called as the run's own.
     """
     if Path(name).suffix.lower() in SUFFIXES:
-        spec, task = DataSpec(train=name), None
+        own = {"kind": kind.name, "text": beside.text, "label": beside.label} if kind.writes else {}
+        spec, task = DataSpec(train=name, **own), None
+    elif kind.writes:
+        raise _nothing_written(name)
     else:
         spec, task = DataSpec(task=name, data=beside.data), find_task(name)
         if beside.data is None:
@@ -90,7 +94,18 @@ def load_inputs(name: str, beside: DataSpec) -> tuple[Split, list[str]]:
             )
     tables = {"train": _tables(spec, task, True)["train"]}
     rows, notes = _rows(tables, spec, task, False, _kind(spec, task, tables))
-    return Split("train", rows["train"].text, rows["train"].text_pair, None), notes
+    found = rows["train"]
+    if kind.writes and found.values is None:
+        raise _nothing_written(name)
+    written = kind.labels(found.values or (), (), origin=found.origin, allowed_by="") if kind.writes else None
+    return Split("train", found.text, found.text_pair, written), notes
+
+
+def _nothing_written(name: str) -> LimbeckError:
+    return LimbeckError(
+        f"{name} has no texts to be written, and a decoder reads them. As other data give a file with both texts, in "
+        "the columns source and target, or called as in --train."
+    )
 
 
 def _tables(spec: DataSpec, task: Task | None, train: bool) -> dict[str, Table]:

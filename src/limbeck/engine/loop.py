@@ -105,8 +105,9 @@ class Loop:
         state.seconds += [0.0] * (state.stage + 1 - len(state.seconds))
         spent_before = state.seconds[state.stage]
         first = self._plan(stage, state.stage, 0)
+        shapes = len({batch.length for batch in first})
         self.display.say(
-            f"{stage.name}  {len({batch.length for batch in first})} batch shapes; "
+            f"{stage.name}  {shapes} batch shape{'' if shapes == 1 else 's'}; "
             f"{padding_share(first, self.data.lengths):.0%} of the token positions are padding"
         )
         self.display.start(stage.name, steps, state.step)
@@ -207,6 +208,10 @@ class Loop:
 
     def _compiles(self, examples: int) -> bool:
         """Whether blocks are compiled in a stage that sees that many examples."""
+        if self.accelerator.device.type != "cuda":
+            if self.pace.compile == "on":
+                self.display.say("--compile on: blocks are compiled on a GPU, and there is none; they run as they are")
+            return False
         pays = examples * float(self.data.lengths.mean()) >= PAYS_FROM and not self.pace.recompute
         return self.pace.compile == "on" or (self.pace.compile == "auto" and pays)
 

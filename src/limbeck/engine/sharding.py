@@ -1,6 +1,7 @@
 """Models cut over processes (FSDP2): each holds a piece of every weight, and has a block whole while it runs."""
 
 import copy
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import cast
 
@@ -31,6 +32,8 @@ def shard(model: PreTrainedModel, *, half: bool = False) -> None:
 
     `half`: it runs in bf16; what is trained, and the sums of gradients over processes, stay in fp32.
     """
+    # T5's blocks hand on position biases that are views; nothing writes to them.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     kind = torch.bfloat16 if half else None
     options = {
         "mesh": init_device_mesh(model.device.type, (torch.distributed.get_world_size(),)),
@@ -42,6 +45,9 @@ def shard(model: PreTrainedModel, *, half: bool = False) -> None:
     # These are read outside the model's forward, where a sharded module is in pieces.
     outside = [architectures.projector(model)] + ([architectures.output_map(model)] if of(model).vocabulary else [])
     fully_shard(model, ignored_params={p for module in outside if module for p in module.parameters()}, **options)
+    if "encoder" in architectures.sides(model):
+        # A model that writes runs its encoder before its own forward, which would gather what lies around the blocks.
+        model.get_encoder().register_forward_pre_hook(lambda *_: cast(FSDPModule, model).unshard())
 
 
 def hold_ends(taps: Sequence[Tap]) -> None:

@@ -70,7 +70,7 @@ class Step:
         self.half = Half(distiller) if alone and accelerator.mixed_precision == "bf16" and not recomputed else None
         copied = {id(weight) for weight in distiller.student.parameters()} if self.half else set()
         self.direct = [p for p in self.parameters if id(p) not in copied]  # these get their gradients from autograd
-        self.compiled = Compiled([distiller.tap, *live_taps(distiller)]) if compiled and cuda else None
+        self.compiled = Compiled([distiller.tap, *live_taps(distiller)]) if compiled else None
         self.recomputed = Recomputed(distiller.student) if recomputed else None
 
     @contextmanager

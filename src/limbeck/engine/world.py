@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedDataParallelKwargs, LoggerType
+from accelerate.utils import DistributedDataParallelKwargs, LoggerType, patch_environment
 
 from limbeck.errors import LimbeckError, did_you_mean
 
@@ -19,16 +19,17 @@ def open_world(*, track: str | None = None, folder: Path | None = None) -> Accel
     known = [kind.value for kind in LoggerType if kind != LoggerType.ALL]
     if track is not None and track not in known:
         raise LimbeckError(f'there is no tracker "{track}".{did_you_mean(track, known)} Known: {", ".join(known)}.')
-    accelerator = Accelerator(
-        # Without cpu=True, torchrun on a machine without accelerator gives as many worlds of one as processes.
-        cpu=not cuda,
-        mixed_precision="bf16" if cuda else "no",
-        log_with=track,
-        project_dir=str(folder) if folder else None,
-        # Buffers are schedules and anchors: functions of seed and step, equal everywhere. (The option's newer name is
-        # not known to every torch we run on, hence the warning that is not shown.)
-        kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False)],
-    )
+    with patch_environment(ACCELERATE_USE_DEEPSPEED="false"):  # what it would do, engine/deepspeed.py has done
+        accelerator = Accelerator(
+            # Without cpu=True, torchrun on a machine without accelerator gives as many worlds of one as processes.
+            cpu=not cuda,
+            mixed_precision="bf16" if cuda else "no",
+            log_with=track,
+            project_dir=str(folder) if folder else None,
+            # Buffers are schedules and anchors: functions of seed and step, equal everywhere. (The option's newer name
+            # is not known to every torch we run on, hence the warning that is not shown.)
+            kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False)],
+        )
     if track is not None and not accelerator.log_with:
         raise LimbeckError(f"--track {track} needs its package, which is not installed: pip install {track}")
     started = int(os.environ.get("WORLD_SIZE", "1"))
@@ -42,7 +43,7 @@ def open_world(*, track: str | None = None, folder: Path | None = None) -> Accel
 
 def _check_plugins() -> None:
     """What Accelerate's configuration would have other engines do, this one does itself."""
-    for name, plugin in (("DEEPSPEED", "DeepSpeed"), ("FSDP", "Accelerate's own FSDP"), ("MEGATRON_LM", "Megatron-LM")):
+    for name, plugin in (("FSDP", "Accelerate's own FSDP"), ("MEGATRON_LM", "Megatron-LM")):
         if os.environ.get(f"ACCELERATE_USE_{name}", "").lower() in ("1", "true", "yes"):
             raise LimbeckError(
                 f"Accelerate's configuration asks for {plugin}, which limbeck does not run: it cuts models over "
