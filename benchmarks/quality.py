@@ -124,7 +124,17 @@ def one(job: tuple) -> dict:
     gc.collect()
     torch.cuda.empty_cache()  # for the other workers
     kept = ("metric", "student", "teacher", "retention", "metrics", "params", "latency_ms", "seed", "seconds")
-    return {"run": f"{recipe} {task} {seed}", "recipe": recipe, "task": task} | {k: scores[k] for k in kept}
+    found = {"run": f"{recipe} {task} {seed}", "recipe": recipe, "task": task} | {k: scores[k] for k in kept}
+    return found | {"epochs": epoch_scores(Path(common["out"]))}
+
+
+def epoch_scores(folder: Path) -> dict[str, list[float]]:
+    """The score after every epoch of a run, stage by stage."""
+    found: dict[str, list[float]] = {}
+    for line in map(json.loads, (folder / "metrics.jsonl").read_text("utf8").splitlines()):
+        if line.get("eval"):
+            found.setdefault(line["stage"], []).append(round(next(iter(line["eval"].values())), 2))
+    return found
 
 
 def alike(recipe: str, task: str | None, epochs: float, args: argparse.Namespace) -> list[str]:
