@@ -10,6 +10,7 @@ from limbeck.architectures import blocks
 from limbeck.distiller import Distiller
 from limbeck.initialisers import start_student
 from limbeck.objectives import build
+from limbeck.objectives.base import Moment
 from limbeck.recipe import resolve
 from tests.test_golden import close, doubled
 from tests.tiny import columns_for, tiny_batch, tiny_model
@@ -17,7 +18,14 @@ from tests.tiny import columns_for, tiny_batch, tiny_model
 RECIPES = {"theseus"}
 
 
-@pytest.mark.parametrize(("recipe", "rates"), [("theseus", {0: 0.1, 1500: 1}), ("theseus:constant", {0: 0.7, 2500: 1})])
+@pytest.mark.parametrize(
+    ("recipe", "rates"),
+    [
+        ("theseus", {0: 0.1, 5000: 1 - 0.9 * 0.15 / 0.65, 6500: 1}),
+        ("theseus:code", {0: 0.1, 1000: 0.7, 1500: 1}),
+        ("theseus:constant", {0: 0.7, 2499: 0.7, 2500: 1}),
+    ],
+)
 def test_theseus(recipe, rates):
     """CE of the model in which layer i is the student's, or two blocks of the teacher."""
     recipe = resolve(recipe)
@@ -29,11 +37,11 @@ def test_theseus(recipe, rates):
             parameter.add_(0.1 * torch.randn_like(parameter))
     with doubled():
         objectives = {name: build(o) for name, o in recipe.stages[0].objectives.items()}
-        distiller = Distiller(teacher, student, objectives, seed=5).eval()
+        distiller = Distiller(teacher, student, objectives, seed=5, steps=10000).eval()
     term, batch = distiller.terms["labels"], tiny_batch(student)
-    assert {step: term.rate(step) for step in rates} == pytest.approx(rates)
+    assert {step: term.rate(Moment(step=step, progress=step / 10000)) for step in rates} == pytest.approx(rates)
     drawn = set()
-    for step in (0, 300, 700, 5000):
+    for step in (0, 300, 700, 9000):
         distiller.at(0, step)
         replaced = term.replaced.tolist()
         drawn.add(tuple(replaced))

@@ -7,7 +7,8 @@ from limbeck.architectures import blocks
 from limbeck.distiller import Distiller
 from limbeck.errors import LimbeckError
 from limbeck.objectives import Replacement
-from limbeck.objectives.replacement import hold, linear
+from limbeck.objectives.base import Moment
+from limbeck.objectives.replacement import grow, hold, linear
 from tests.tiny import columns_for, every_family, tiny_batch, tiny_model
 
 
@@ -71,8 +72,9 @@ def test_uneven_depths_share_the_teacher_out():
 
 
 def test_rates():
-    assert [linear(step) for step in (0, 500, 1500, 9000)] == pytest.approx([0.1, 0.4, 1.0, 1.0])
-    assert [hold(step) for step in (0, 2499, 2500)] == [0.7, 0.7, 1.0]
+    assert [grow(Moment(progress=p), over=0.5) for p in (0, 0.25, 0.5, 1)] == pytest.approx([0.1, 0.55, 1.0, 1.0])
+    assert [linear(Moment(step=step)) for step in (0, 500, 1500, 9000)] == pytest.approx([0.1, 0.4, 1.0, 1.0])
+    assert [hold(Moment(step=step)) for step in (0, 2499, 2500)] == [0.7, 0.7, 1.0]
 
 
 def test_a_draw_is_a_function_of_seed_stage_and_step_and_stays_in_place():

@@ -19,22 +19,27 @@ from limbeck.taps import Features, Tap
 Rate = Annotated[float, Field(ge=0, le=1)]
 
 
-def linear(step: int, *, start: Rate = 0.1, slope: Annotated[float, Field(ge=0)] = 0.0006) -> float:
+def grow(moment: Moment, *, start: Rate = 0.1, over: Annotated[float, Field(gt=0, le=1)] = 0.65) -> float:
+    """From `start` to 1, over that share of the stage."""
+    return min(1.0, start + (1 - start) * moment.progress / over)
+
+
+def linear(moment: Moment, *, start: Rate = 0.1, slope: Annotated[float, Field(ge=0)] = 0.0006) -> float:
     """From `start`, by `slope` a step, to 1."""
-    return min(1.0, start + slope * step)
+    return min(1.0, start + slope * moment.step)
 
 
-def hold(step: int, *, rate: Rate = 0.7, steps: Annotated[int, Field(ge=0)] = 2500) -> float:
+def hold(moment: Moment, *, rate: Rate = 0.7, steps: Annotated[int, Field(ge=0)] = 2500) -> float:
     """`rate` for that many steps, then 1."""
-    return rate if step < steps else 1.0
+    return rate if moment.step < steps else 1.0
 
 
-RATES = {"linear": linear, "hold": hold}
+RATES = {"grow": grow, "linear": linear, "hold": hold}
 
 
 class Replacement(Labels):
     """The task's own loss where, for each layer of the student, chance puts in the layer itself or the teacher's blocks
-    it stands for (BERT-of-Theseus). `rate` is the probability of the layer; it depends on the step.
+    it stands for (BERT-of-Theseus). `rate` is the probability of the layer, which changes as training goes on.
 
     Gradients pass through the teacher's blocks, which do not change. Student and teacher need one width.
     """
@@ -42,7 +47,7 @@ class Replacement(Labels):
     replaced: Tensor
 
     def __init__(
-        self, replacement: str | Call = "cross_entropy", *, rate: str | Call = "linear", weight: float | str = 1.0
+        self, replacement: str | Call = "cross_entropy", *, rate: str | Call = "grow", weight: float | str = 1.0
     ) -> None:
         super().__init__(replacement, weight=weight)
         self.rate = bind(parse(rate), RATES, "rate")
@@ -82,7 +87,7 @@ class Replacement(Labels):
 
     def at(self, moment: Moment) -> None:
         super().at(moment)
-        chance, rate = random.Random(f"{moment.seed}/{moment.stage}/{moment.step}"), self.rate(moment.step)
+        chance, rate = random.Random(f"{moment.seed}/{moment.stage}/{moment.step}"), self.rate(moment)
         drawn = torch.tensor([chance.random() < rate for _ in range(len(self.replaced))])
         self.replaced.copy_(drawn, non_blocking=True)
 
