@@ -125,16 +125,20 @@ def one(job: tuple) -> dict:
     torch.cuda.empty_cache()  # for the other workers
     kept = ("metric", "student", "teacher", "retention", "metrics", "params", "latency_ms", "seed", "seconds")
     found = {"run": f"{recipe} {task} {seed}", "recipe": recipe, "task": task} | {k: scores[k] for k in kept}
-    return found | {"epochs": epoch_scores(Path(common["out"]))}
+    return found | history(Path(common["out"]))
 
 
-def epoch_scores(folder: Path) -> dict[str, list[float]]:
-    """The score after every epoch of a run, stage by stage."""
-    found: dict[str, list[float]] = {}
+def history(folder: Path) -> dict:
+    """Of every stage, the score after each epoch, and the parts of the loss that were logged last."""
+    epochs: dict[str, list[float]] = {}
+    losses: dict[str, dict] = {}
     for line in map(json.loads, (folder / "metrics.jsonl").read_text("utf8").splitlines()):
         if line.get("eval"):
-            found.setdefault(line["stage"], []).append(round(next(iter(line["eval"].values())), 2))
-    return found
+            epochs.setdefault(line["stage"], []).append(round(next(iter(line["eval"].values())), 2))
+        if "loss" in line:
+            parts = {k: float(f"{v:.3g}") for k, v in line.items() if k not in ("stage", "epoch", "step", "lr")}
+            losses[line["stage"]] = parts
+    return {"epochs": epochs, "losses": losses}
 
 
 def alike(recipe: str, task: str | None, epochs: float, args: argparse.Namespace) -> list[str]:
