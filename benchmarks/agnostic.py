@@ -11,10 +11,11 @@ mean over seeds on the dev set, is each row's: as in the papers, it is a choice 
 import argparse
 import json
 import multiprocessing
-import os
 import statistics
 import time
 from pathlib import Path
+
+from comparison import limbeck_in, save, seeds, spread, words
 
 RECIPES = ["hid-seq", "att-mse", "att-kl:val-kl", "minilmv2"]
 
@@ -53,7 +54,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--data", required=True, help="folder of GLUE's TSV files")
     parser.add_argument("--recipes", type=words, default=RECIPES)
     parser.add_argument("--tasks", type=words, default=["rte", "mrpc", "stsb"])
-    parser.add_argument("--seeds", type=lambda text: [int(seed) for seed in words(text)], default=[1, 2])
+    parser.add_argument("--seeds", type=seeds, default=[1, 2])
     parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--init", default="layers(uniform)", help="how the student starts")
     parser.add_argument("--steps", type=int, default=3000)
@@ -99,7 +100,7 @@ def alike(args: argparse.Namespace) -> list[str]:
 def distilled(job: tuple) -> tuple[str, dict]:
     """Distil by one recipe, or go on with it, and return its losses."""
     recipe, work, args = job
-    limbeck = ready(args)
+    limbeck = limbeck_in(args.workers)
     run = limbeck.distill(
         recipe,
         teacher=args.model,
@@ -121,7 +122,7 @@ def distilled(job: tuple) -> tuple[str, dict]:
 def tuned(job: tuple) -> dict:
     """Fine-tune one student on one task, or go on with it, and return its scores."""
     start, task, lr, seed, work, args = job
-    limbeck = ready(args)
+    limbeck = limbeck_in(args.workers)
     run = limbeck.finetune(
         args.model if start == "model" else folder(work, start),
         set=[f"stages.*.epochs={args.epochs}", f"stages.*.lr={lr}"],
@@ -138,49 +139,27 @@ def tuned(job: tuple) -> dict:
     return told | {name: run.scores[name] for name in kept}
 
 
-def ready(args: argparse.Namespace):
-    """limbeck, in a process that leaves cores to the others."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    import torch
-
-    import limbeck
-
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // args.workers))
-    return limbeck
-
-
 def folder(work: Path, recipe: str) -> Path:
     return work / recipe.replace(":", "-")
 
 
 def write(rows: list[dict], losses: dict, args: argparse.Namespace, seconds: float) -> str:
     """Leave the raw rows and the table, and return the table."""
-    from limbeck.report.tables import markdown
-    from limbeck.run import environment
-
     rows.sort(key=lambda row: (row["task"], row["start"], row["lr"], row["seed"]))
     settings = {k: v for k, v in vars(args).items() if k not in ("work", "results", "data", "model", "text")}
     settings |= {name: Path(getattr(args, name)).name for name in ("model", "text")}
-    machine = {k: v for k, v in environment().items() if k != "command"}
-    data = {"settings": settings, "environment": machine, "seconds": round(seconds), "losses": losses, "rows": rows}
-    target = Path(args.results)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.with_suffix(".json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf8")
-    table = markdown(["student", *args.tasks, "mean", "loss: first, held out"], list(lines(rows, losses, args)))
-    target.with_suffix(".md").write_text(table + "\n", encoding="utf8")
-    return table
+    header = ["student", *args.tasks, "mean", "loss: first, held out"]
+    data = {"settings": settings, "seconds": round(seconds), "losses": losses, "rows": rows}
+    return save(args.results, header, lines(rows, losses, args), **data)
 
 
 def lines(rows: list[dict], losses: dict, args: argparse.Namespace):
     """A line a student: mean ± standard deviation over seeds, at its best rate, task by task."""
     for start in ["model", "start", *args.recipes]:
         best = [max((scores(rows, start, task, lr) for lr in args.rates), key=mean) for task in args.tasks]
-        if not all(best):
-            continue
-        spreads = [f" ± {statistics.stdev(found):.1f}" if len(found) > 1 else "" for found in best]
-        means = [mean(found) for found in best]
-        loss = f"{losses[start]['first']:.3g}, {losses[start]['held out']:.3g}" if start in losses else ""
-        yield [start, *(f"{m:.1f}{s}" for m, s in zip(means, spreads)), f"{mean(means):.1f}", loss]
+        if all(best):
+            loss = f"{losses[start]['first']:.3g}, {losses[start]['held out']:.3g}" if start in losses else ""
+            yield [start, *map(spread, best), f"{mean([mean(found) for found in best]):.1f}", loss]
 
 
 def scores(rows: list[dict], start: str, task: str, lr: str) -> list[float]:
@@ -189,10 +168,6 @@ def scores(rows: list[dict], start: str, task: str, lr: str) -> list[float]:
 
 def mean(found: list[float]) -> float:
     return statistics.mean(found) if found else float("-inf")
-
-
-def words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
 
 
 if __name__ == "__main__":

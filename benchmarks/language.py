@@ -13,10 +13,10 @@ JSONL are LAMBADA's; the others are running text. Perplexities are of tokens, in
 import argparse
 import json
 import multiprocessing
-import os
-import statistics
 import time
 from pathlib import Path
+
+from comparison import limbeck_in, save, seeds, spread, words
 
 TELLING = 4096  # stories at a time
 
@@ -55,7 +55,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--stories", type=int, default=0, help="instead, how many stories the model tells")
     parser.add_argument("--tests", type=named, default={}, help="what to score on: NAME=FILE,…")
     parser.add_argument("--recipes", type=words, default=["finetune", "kd", "lwd", "ted"])
-    parser.add_argument("--seeds", type=lambda text: [int(seed) for seed in words(text)], default=[1, 2, 3])
+    parser.add_argument("--seeds", type=seeds, default=[1, 2, 3])
     parser.add_argument("--teacher-seed", type=int, default=42)
     parser.add_argument("--teacher-epochs", type=float, default=4)
     parser.add_argument("--teacher-lr", default="5e-4")
@@ -117,12 +117,7 @@ def tell(args: argparse.Namespace, folder: Path) -> None:
 def one(job: tuple) -> dict:
     """Carry out one run, or go on with it, and return the scores of its student."""
     recipe, seed, model, layers, folder, args = job
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    import torch
-
-    import limbeck
-
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // args.workers))
+    limbeck = limbeck_in(args.workers)
     common = {
         "kind": "causal-lm", "train": args.train, "eval": args.eval, "max_length": args.max_length,
         "out": str(folder).replace(":", "-"), "seed": seed, "resume": True, "quiet": True,
@@ -181,21 +176,12 @@ def scored(recipe: str, seed: int, name: str, args: argparse.Namespace) -> dict:
 
 def write(rows: list[dict], args: argparse.Namespace, seconds: float) -> str:
     """Leave the raw rows and the table, and return the table."""
-    from limbeck.report.tables import markdown
-    from limbeck.run import environment
-
     order = ["teacher", *args.recipes]
     rows.sort(key=lambda row: (order.index(row["recipe"]), row["seed"]))
     settings = {k: v for k, v in vars(args).items() if k not in ("work", "results", "train", "eval", "tests")}
     settings |= {"model": Path(args.model).name, "tests": list(args.tests)}
-    machine = {k: v for k, v in environment().items() if k != "command"}
-    data = {"settings": settings, "environment": machine, "seconds": round(seconds), "rows": rows}
-    target = Path(args.results)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.with_suffix(".json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf8")
-    table = markdown(["recipe", *rows[0]["scores"]], list(lines(rows, order)))
-    target.with_suffix(".md").write_text(table + "\n", encoding="utf8")
-    return table
+    header = ["recipe", *rows[0]["scores"]]
+    return save(args.results, header, lines(rows, order), settings=settings, seconds=round(seconds), rows=rows)
 
 
 def lines(rows: list[dict], order: list[str]):
@@ -203,20 +189,11 @@ def lines(rows: list[dict], order: list[str]):
     for recipe in order:
         found = [row["scores"] for row in rows if row["recipe"] == recipe]
         if found:
-            yield [recipe, *(spread([scores[name] for scores in found]) for name in found[0])]
-
-
-def spread(values: list[float]) -> str:
-    deviation = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.2f}{deviation}"
+            yield [recipe, *(spread([scores[name] for scores in found], digits=2) for name in found[0])]
 
 
 def named(text: str) -> dict[str, str]:
     return dict(word.split("=", 1) for word in words(text))
-
-
-def words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
 
 
 if __name__ == "__main__":

@@ -14,11 +14,12 @@ import argparse
 import gc
 import json
 import multiprocessing
-import os
 import statistics
 import time
 import traceback
 from pathlib import Path
+
+from comparison import limbeck_in, numbers, save, seeds, spread, words
 
 
 def main() -> None:
@@ -61,7 +62,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--eval", help="the file to score on, which goes with --train")
     parser.add_argument("--max-length", type=int)
     parser.add_argument("--recipes", type=words, help="default: every shipped recipe and pkd:last")
-    parser.add_argument("--seeds", type=lambda text: [int(seed) for seed in words(text)], default=[1, 2, 3])
+    parser.add_argument("--seeds", type=seeds, default=[1, 2, 3])
     parser.add_argument("--teacher-seed", type=int, default=42)
     parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--epochs", type=numbers, default=[10.0], help="of all tasks, or of each: 10,10,5")
@@ -101,12 +102,7 @@ def said(row: dict) -> str:
 def one(job: tuple) -> dict:
     """Carry out one run, or go on with it, and return its scores."""
     recipe, task, seed, model, layers, folder, args = job
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    import torch
-
-    import limbeck
-
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // args.workers))
+    limbeck = limbeck_in(args.workers)
     data = {"train": args.train, "eval": args.eval} if args.train else {"task": task, "data": args.data}
     named, epochs = data.get("task"), dict(zip(args.tasks, args.epochs * len(args.tasks)))[task]
     same = alike("finetune", named, epochs, args)[1:] if recipe == "teacher" else alike(recipe, named, epochs, args)
@@ -121,11 +117,18 @@ def one(job: tuple) -> dict:
         scores = limbeck.finetune(model, layers=layers, set=same, **common).scores
     else:
         scores = limbeck.distill(recipe, teacher=model, layers=layers, set=same, **common).scores
-    gc.collect()
-    torch.cuda.empty_cache()  # for the other workers
+    free_memory()
     kept = ("metric", "student", "teacher", "retention", "metrics", "params", "latency_ms", "seed", "seconds")
     found = {"run": f"{recipe} {task} {seed}", "recipe": recipe, "task": task} | {k: scores[k] for k in kept}
     return found | history(Path(common["out"]))
+
+
+def free_memory() -> None:
+    """Leave the GPU's memory to the other workers."""
+    import torch
+
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 def history(folder: Path) -> dict:
@@ -154,20 +157,11 @@ def alike(recipe: str, task: str | None, epochs: float, args: argparse.Namespace
 
 def write(rows: list[dict], args: argparse.Namespace, seconds: float) -> str:
     """Leave the raw rows and the table, and return the table."""
-    from limbeck.report.tables import markdown
-    from limbeck.run import environment
-
     rows.sort(key=lambda row: (row["task"], row["recipe"], row["seed"]))
     settings = {k: v for k, v in vars(args).items() if k not in ("work", "results", "data")}
     settings |= {k: Path(settings[k]).name for k in ("model", "train", "eval") if settings[k]}
-    machine = {k: v for k, v in environment().items() if k != "command"}
-    data = {"settings": settings, "environment": machine, "seconds": round(seconds), "rows": rows}
-    target = Path(args.results)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.with_suffix(".json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf8")
-    table = markdown(["recipe", *args.tasks, "mean"], list(lines(rows, args)))
-    target.with_suffix(".md").write_text(table + "\n", encoding="utf8")
-    return table
+    header = ["recipe", *args.tasks, "mean"]
+    return save(args.results, header, lines(rows, args), settings=settings, seconds=round(seconds), rows=rows)
 
 
 def lines(rows: list[dict], args: argparse.Namespace):
@@ -176,19 +170,8 @@ def lines(rows: list[dict], args: argparse.Namespace):
         scores = [
             [row["student"] for row in rows if row["recipe"] == recipe and row["task"] == task] for task in args.tasks
         ]
-        if not all(scores):
-            continue
-        means = [statistics.mean(found) for found in scores]
-        spreads = [f" ± {statistics.stdev(found):.1f}" if len(found) > 1 else "" for found in scores]
-        yield [recipe, *(f"{m:.1f}{s}" for m, s in zip(means, spreads)), f"{statistics.mean(means):.1f}"]
-
-
-def numbers(text: str) -> list[float]:
-    return [float(word) for word in words(text)]
-
-
-def words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
+        if all(scores):
+            yield [recipe, *map(spread, scores), f"{statistics.mean(map(statistics.mean, scores)):.1f}"]
 
 
 if __name__ == "__main__":
