@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 import limbeck
-from limbeck import LimbeckError, efficiency
+from limbeck import LimbeckError
 from limbeck import run as run_module
 from limbeck.data.spec import DataSpec
 from limbeck.engine import checkpoints as checkpoints_module
@@ -62,14 +62,6 @@ def recipe(tmp_path_factory):
     path = tmp_path_factory.mktemp("recipe") / "two-stages.yaml"
     path.write_text(RECIPE, encoding="utf8")
     return path
-
-
-@pytest.fixture(scope="module", autouse=True)
-def untimed():
-    """How fast the models are is another test's matter."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(efficiency, "latency", lambda models, batch: dict.fromkeys(models, 1.0))
-        yield
 
 
 def start(recipe, out, **changes):

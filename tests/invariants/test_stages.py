@@ -5,7 +5,6 @@ import torch
 from safetensors.torch import load_file
 
 import limbeck
-from limbeck import efficiency
 from limbeck.data.spec import DataSpec
 from limbeck.prepare import prepare, request
 from limbeck.teachers import Cached
@@ -14,13 +13,6 @@ from tests.invariants.test_resume import Fuse, Killed, assert_same
 
 EXAMPLES = 40
 SHORT = ("stages.*.epochs=2", "stages.*.batch=16", "stages.*.lr=1e-3")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def untimed():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(efficiency, "latency", lambda models, batch: dict.fromkeys(models, 1.0))
-        yield
 
 
 def start(out, student=None, recipe="ted", save_every=0.0, **asked):

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 import limbeck
-from limbeck import architectures, efficiency, models
+from limbeck import architectures, models
 from limbeck import recipe as book
 from limbeck.errors import LimbeckError
 from limbeck.folder import RunFolder
@@ -28,13 +28,6 @@ SCORES = {
     "task", "metric", "teacher", "student", "retention", "lower", "metrics", "splits", "split", "selected_on", "params",
     "latency_ms", "ood", "seed", "recipe", "seconds",
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module", autouse=True)
-def untimed():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(efficiency, "latency", lambda models, batch: dict.fromkeys(models, 1.0))
-        yield
 
 
 def train(recipe, out, family="bert", *, labels=toy.LABELS, **asked):

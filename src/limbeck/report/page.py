@@ -3,10 +3,11 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from limbeck.errors import LimbeckError
 from limbeck.folder import write_text
@@ -36,14 +37,7 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
     if not runs:
         raise LimbeckError("A report needs at least one run folder: limbeck report RUN…")
     folders = [read_run(path) for path in runs]
-    templates = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    html = templates.get_template("page.html").render(
+    html = _template().render(
         sections=[_section(run, name) for run, name in zip(folders, _names(folders))],
         headings=list(tables.cells({})),
         frame=figures.FRAME,
@@ -51,6 +45,18 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
     out = Path(out)
     write_text(out, html)
     return out
+
+
+@cache
+def _template() -> Template:
+    templates = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return templates.get_template("page.html")
 
 
 def _section(run: Run, name: str) -> Section:
