@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from transformers import AutoModelForMaskedLM
 
 from limbeck import architectures
 from limbeck.errors import LimbeckError
@@ -12,7 +13,8 @@ from limbeck.filters import DROPOUT, Filters
 from limbeck.initialisers import start_student
 from limbeck.mappings import pairs, sanh
 from limbeck.taps import Tap
-from tests.tiny import every_family, tiny_batch, tiny_model
+from limbeck.vocabulary import whole
+from tests.tiny import every_family, tiny_batch, tiny_model, tiny_pair
 
 SANH = sanh(2, 4)  # 1←1, 2←4
 KINDS = ("linear", "mlp", "next-layer", "all-next-layers")
@@ -211,3 +213,24 @@ def test_blocks_want_every_token():
     filters = Filters(32, 32, 2, kind="next-layer")
     with pytest.raises(LimbeckError, match="compare hidden"):
         filters.bind(tiny_model(layers=2), tiny_model(layers=4), SANH, tokens=False)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["marian", "albert"])
+def test_heads_predict_words_as_the_teacher_does(family):
+    """With the bias that Marian has beside its output embeddings, and at the width that ALBERT's read."""
+    if family == "marian":
+        teacher, student = tiny_pair(family, 4, 4), tiny_pair(family, 2, 2, seed=1)
+        output, bias = teacher.lm_head, teacher.final_logits_bias[0]
+    else:
+        teacher, student = (tiny_model(family, n, auto=AutoModelForMaskedLM, seed=n) for n in (4, 2))
+        output = teacher.predictions.decoder
+        bias = output.bias
+    filters = Filters(32, 32, 2)
+    filters.bind(student, teacher, SANH, tokens=True)
+    given, mask = [torch.randn(3, 9, 32)] * 2, torch.ones(3, 9, dtype=torch.bool)
+    side = filters.eval().teacher
+    for head, made, rows in zip(side.heads, filters.predict("teacher", given, mask), side(given, mask), strict=True):
+        for mapped in head[1:]:
+            rows = rows @ mapped.weight.T + mapped.bias
+        torch.testing.assert_close(whole(made), rows @ output.weight.T + bias)

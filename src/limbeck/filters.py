@@ -34,7 +34,8 @@ class Filters(nn.Module):
     layers have the form of the teacher's, so that they can become copies of them.
 
     Where words are predicted, the last map of all heads is the teacher's output embedding, which does not train: one a
-    head would be several times as large as the models.
+    head would be several times as large as the models. If it reads another width, as ALBERT's does, every head has a
+    map to that.
     """
 
     student: "Side"
@@ -70,15 +71,17 @@ class Filters(nn.Module):
             return
         self.layers = layers
         self.alike = architectures.same_blocks(student, layers.student, teacher, layers.teacher)
-        labels = architectures.shape(student).labels
+        predicted: int | None = architectures.shape(student).labels
         if kinds.of(teacher).vocabulary:
             self._take_words(teacher)
-            labels = None
-        self.teacher = Side(self, teacher, layers.teacher, labels)
-        self.student = copy.deepcopy(self.teacher) if self.alike else Side(self, student, layers.student, labels)
+            read = self.words.shape[1]
+            predicted = None if read == self.width else read
+        self.teacher = Side(self, teacher, layers.teacher, predicted)
+        self.student = copy.deepcopy(self.teacher) if self.alike else Side(self, student, layers.student, predicted)
 
     def _take_words(self, teacher: PreTrainedModel) -> None:
-        output, self.shaping = architectures.output_map(teacher), shaping(teacher)
+        output, bias = architectures.output_map(teacher), architectures.output_bias(teacher)
+        self.shaping = shaping(teacher)
         if self.shaping is None:
             raise LimbeckError(
                 f"filters predict words as the teacher does, and what {type(teacher).__name__} does to its logits is "
@@ -91,7 +94,7 @@ class Filters(nn.Module):
             )
         # Made anew from the teacher wherever filters are, so no checkpoint needs to hold it.
         self.register_buffer("words", output.weight.detach().clone(), persistent=False)
-        self.register_buffer("words_bias", None if output.bias is None else output.bias.detach().clone(), False)
+        self.register_buffer("words_bias", None if bias is None else bias.detach().clone(), persistent=False)
 
     def predict(self, side: Literal["student", "teacher"], states: Sequence[Tensor], mask: Tensor) -> list[Any]:
         """The predictions of every head of a side: logits, or a `Predictor` of words."""
@@ -122,11 +125,11 @@ class Filters(nn.Module):
 class Side(nn.Module):
     """The filters and heads of one model, one of each a layer."""
 
-    def __init__(self, asked: Filters, model: PreTrainedModel, layers: Sequence[int], labels: int | None) -> None:
+    def __init__(self, asked: Filters, model: PreTrainedModel, layers: Sequence[int], predicted: int | None) -> None:
         super().__init__()
         width = asked.width if asked.kind else architectures.shape(model).width
         self.filters = nn.ModuleList(_filter(asked.kind, model, layer, width) for layer in layers)
-        self.heads = nn.ModuleList(_head(asked.head, width, labels) for _ in layers)
+        self.heads = nn.ModuleList(_head(asked.head, width, predicted) for _ in layers)
         self.last = architectures.pooling(model) == "last"
         self.per_token = kinds.of(model).per_token
 
@@ -169,8 +172,9 @@ def _filter(kind: Kind, model: PreTrainedModel, layer: int, width: int) -> nn.Mo
     return Blocks(model, layer + 1, layer + 1 if kind == "next-layer" else depth, width)
 
 
-def _head(kind: Head, width: int, labels: int | None) -> nn.Module:
-    last = [nn.Dropout(DROPOUT)] + ([] if labels is None else [nn.Linear(width, labels)])
+def _head(kind: Head, width: int, predicted: int | None) -> nn.Module:
+    """A head that predicts so many numbers; with None, those it is given."""
+    last = [nn.Dropout(DROPOUT)] + ([] if predicted is None else [nn.Linear(width, predicted)])
     pooler = [nn.Dropout(DROPOUT), nn.Linear(width, width), nn.GELU()] if kind == "pooled" else []
     return nn.Sequential(*pooler, *last)
 
