@@ -14,10 +14,6 @@ from tests import toy
 # 64 fills its batches; 70 leaves a last batch of 6, of which a third micro-batch of 12 gets nothing but fill.
 SIZES = (64, 70)
 RECIPES = ("rail-kd-l", "ild-rtc")  # with aligners, without
-PAIRING = (
-    "codir",
-    "bert-emd",
-)  # these look at a whole batch: over processes they see all of it, over pieces they do not
 # A rate at which five steps move every weight by far more than the tolerance.
 ASKED = {"steps": 5, "set": ("stages.*.lr=1e-3", "stages.*.batch=32", "stages.*.keep=last")}
 
@@ -52,8 +48,9 @@ def assert_same(run: Path, reference: Path):
 def assert_close(ours, theirs):
     assert ours.keys() == theirs.keys()
     for name in ours:
-        # A softmax does not see a shift of all keys: this gradient is rounding alone, and Adam makes a step of it.
-        if not name.endswith("key.bias"):
+        # A softmax does not see a shift of all keys, or of all tokens where it says which one begins an answer: these
+        # gradients are rounding alone, and Adam makes a step of it.
+        if not name.endswith(("key.bias", "qa_outputs.bias")):
             torch.testing.assert_close(
                 ours[name], theirs[name], atol=1e-5, rtol=1e-6, msg=lambda m, n=name: f"{n}: {m}"
             )
@@ -83,8 +80,8 @@ def launcher():
     return ("-m", "torch.distributed.run", "--nproc_per_node", "2", *where)
 
 
-def torchrun(*arguments):
-    done = toy.command(*arguments, launcher=launcher())
+def torchrun(*arguments, **options):
+    done = toy.command(*arguments, launcher=launcher(), **options)
     assert done.returncode == 0, done.stderr
     return done
 
@@ -96,29 +93,3 @@ def test_two_processes_by_command(tmp_path):
     done = torchrun("-m", "limbeck", "distill", "rail-kd-l", *asked, *changes)
     assert_same(tmp_path / "run", whole("rail-kd-l", 70))
     assert done.stderr.count("the student is in") == 1  # one process speaks
-
-
-SCRIPT = """
-import sys
-import limbeck
-
-teacher, out, *changes = sys.argv[1:]
-for case in changes.pop().split():
-    recipe, size, train, dev = case.split(",")
-    limbeck.distill(
-        recipe, teacher=teacher, layers=2, out=f"{out}/{recipe}-{size}", set=changes, train=train, eval=dev, quiet=True,
-        pace=limbeck.Pace(log_every=1),
-    )
-"""
-
-
-@pytest.mark.slow
-def test_two_processes(tmp_path):
-    """The other cases, in one start of two processes."""
-    cases = [(recipe, size) for recipe in RECIPES + PAIRING for size in SIZES]
-    listed = " ".join(",".join([recipe, str(size), *toy.data(size).values()]) for recipe, size in cases)
-    script = tmp_path / "several.py"
-    script.write_text(SCRIPT, encoding="utf8")
-    torchrun(script, teacher(), tmp_path, f"stages.*.steps={ASKED['steps']}", *ASKED["set"], listed)
-    for recipe, size in cases:
-        assert_same(tmp_path / f"{recipe}-{size}", whole(recipe, size))
