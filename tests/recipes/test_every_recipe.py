@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,8 @@ RECIPES = [
     name for base in book.shipped() for name in (base, *(f"{base}:{v}" for v in book.read(base).get("variants", {})))
 ]
 
+FEW, SMALL = toy.data(16, 16), ("stages.*.batch=8",)
+
 SCORES = {
     "task", "metric", "teacher", "student", "retention", "lower", "metrics", "splits", "split", "selected_on", "params",
     "latency_ms", "ood", "seed", "recipe", "seconds",
@@ -31,12 +34,18 @@ SCORES = {
 
 
 def train(recipe, out, family="bert", *, labels=toy.LABELS, **asked):
-    """Three steps a stage; `finetune` has no teacher."""
-    model = toy.teacher(family, labels=labels)
+    """Three steps a stage, of which the third begins an epoch; `finetune` has no teacher."""
+    model, asked = toy.teacher(family, labels=labels), {**FEW, **asked}
     if recipe != "finetune":
-        return toy.distill(recipe, out, teacher=model, **asked)
-    asked = {"pace": limbeck.Pace(log_every=1), **toy.data(), **asked}
-    return limbeck.finetune(model, out=out, layers=2, set=["stages.*.steps=3"], quiet=True, **asked)
+        return toy.distill(recipe, out, teacher=model, set=SMALL, **asked)
+    asked.setdefault("pace", limbeck.Pace(log_every=1))
+    return limbeck.finetune(model, out=out, layers=2, set=["stages.*.steps=3", *SMALL], quiet=True, **asked)
+
+
+@cache
+def whole(recipe):
+    """A run on BERT that nothing disturbs."""
+    return train(recipe, toy.workplace() / f"whole-{recipe.replace(':', '-')}")
 
 
 def assert_left(run, recipe):
@@ -70,7 +79,8 @@ def test_trains_on_every_family(recipe, family, tmp_path):
         with pytest.raises(LimbeckError, match=r"layers of modernbert are of several types \(full.*sliding"):
             train(recipe, tmp_path / "run", family)
         return
-    scores = assert_left(train(recipe, tmp_path / "run", family), recipe)
+    run = whole(recipe) if family == "bert" else train(recipe, tmp_path / "run", family)
+    scores = assert_left(run, recipe)
     assert scores["metric"] == "accuracy"
     assert scores["split"] == scores["selected_on"] == "dev"
     has_teacher = recipe != "finetune"
@@ -85,7 +95,7 @@ def test_trains_on_every_family(recipe, family, tmp_path):
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_trains_on_a_score(recipe, tmp_path):
-    scores = assert_left(train(recipe, tmp_path / "run", labels=1, **toy.scores()), recipe)
+    scores = assert_left(train(recipe, tmp_path / "run", labels=1, **toy.scores(16, 16)), recipe)
     assert scores["metric"] == "spearman"
     assert set(scores["metrics"]["student"]) == {"spearman", "pearson"}
     assert models.config_of(str(tmp_path / "run")).num_labels == 1
@@ -98,7 +108,6 @@ class Killed(BaseException):
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_run_killed_in_every_stage_ends_as_if_nothing_had_happened(recipe, tmp_path, monkeypatch):
     pace = limbeck.Pace(log_every=1, save_every=0)
-    whole = train(recipe, tmp_path / "whole", pace=pace)
     killed, log = [], RunFolder.log
 
     def kill(folder, record):
@@ -114,8 +123,9 @@ def test_a_run_killed_in_every_stage_ends_as_if_nothing_had_happened(recipe, tmp
             train(recipe, tmp_path / "run", pace=pace, resume=True)
     run = train(recipe, tmp_path / "run", pace=pace, resume=True)
     assert killed == stages
-    assert toy.metrics(run.folder) == toy.metrics(whole.folder)
-    found, expected = toy.weights(run.folder), toy.weights(whole.folder)
+    expected = whole(recipe)
+    assert toy.metrics(run.folder) == toy.metrics(expected.folder)
+    found, expected = toy.weights(run.folder), toy.weights(expected.folder)
     assert found.keys() == expected.keys()
     assert [name for name in found if not torch.equal(found[name], expected[name])] == []
 
@@ -126,7 +136,7 @@ ONE_WIDTH = {"theseus"}  # its student's layers stand among the teacher's
 @pytest.mark.parametrize("recipe", [name for name in RECIPES if name.split(":")[0] not in ONE_WIDTH | {"finetune"}])
 def test_a_narrower_student_with_other_heads(recipe, tmp_path):
     narrow = toy.teacher("bert", width=16, heads=2, layers=2, seed=1)
-    run = toy.distill(recipe, tmp_path / "run", teacher=toy.teacher("bert"), student=narrow)
+    run = toy.distill(recipe, tmp_path / "run", teacher=toy.teacher("bert"), student=narrow, set=SMALL, **FEW)
     assert_left(run, recipe)
     assert models.config_of(str(run.student)).hidden_size == 16
     if any("align" in declared for declared in book.resolve(recipe).stages[-1].objectives.values()):
