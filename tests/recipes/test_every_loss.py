@@ -2,9 +2,11 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 
+from limbeck.data.plan import padded
 from limbeck.data.spec import DataSpec
 from limbeck.objectives import Contrast, CoTraining, EarthMover
 from limbeck.prepare import prepare, request
@@ -45,11 +47,14 @@ def thirty_steps(ready, index, part=None):
     lr = 1e-3 if "student" in ready.stages[index].train else 1e-2  # heads on a frozen model are slow to learn
     if any(isinstance(term, CoTraining) for term in distiller.terms.values()):
         lr = 2e-4  # two models that learn from each other are there in ten steps
-    optimizer = torch.optim.AdamW([p for p in distiller.parameters() if p.requires_grad], lr=lr)
-    batch = ready.train.batch(torch.arange(8).numpy(), 32)
+    optimizer = torch.optim.AdamW([p for p in distiller.parameters() if p.requires_grad], lr=lr, fused=True)
+    ids = np.arange(8)
+    batch = ready.train.batch(ids, padded(ready.train.lengths[ids], ready.longest))
+    mixed = distiller.mixup(batch) if distiller.mixup else batch
+    answers = distiller.teacher.features(**mixed) if distiller.teacher else None  # they do not change
     history = []
     for _ in range(30):
-        output = distiller(**batch)
+        output = distiller(teacher_features=answers, **batch)
         loss = output.parts[part] if part else output.loss
         optimizer.zero_grad()
         loss.backward()
