@@ -82,13 +82,13 @@ def words_of(train: int = 64, dev: int = 32) -> dict[str, list[str]]:
     return found
 
 
-def kinds_data(kind: str, row: Callable[[str], dict]) -> dict[str, str]:
+def kinds_data(kind: str, row: Callable[[str], dict], train: int = 64, dev: int = 32) -> dict[str, str]:
     """`train` and `eval` files of the toy sentences, with what `row` makes of each."""
-    folder = workplace() / kind
+    folder = workplace() / f"{kind}-{train}-{dev}"
     folder.mkdir(exist_ok=True)
     return {
         split: write_jsonl(folder / f"{split}.jsonl", [row(text) for text in texts])
-        for split, texts in words_of().items()
+        for split, texts in words_of(train, dev).items()
     }
 
 

@@ -114,13 +114,8 @@ distill(case, "resumed", resume=True, teacher=dropout)
 
 def files(kind):
     """70 rows to learn from, so that the third batch is short, and a few to score on."""
-    case, folder = kinds.CASES[kind], toy.workplace() / f"processes-{kind}"
-    folder.mkdir(exist_ok=True)
-    named = {
-        split: toy.write_jsonl(folder / f"{split}.jsonl", [case.row(text) for text in texts])
-        for split, texts in toy.words_of(70, 8).items()
-    }
-    return {**named, "kind": kind, **dict(case.said)}
+    case = kinds.CASES[kind]
+    return {**toy.kinds_data(kind, case.row, 70, 8), "kind": kind, **dict(case.said)}
 
 
 @cache

@@ -4,7 +4,6 @@ import json
 from io import StringIO
 
 import pytest
-import torch
 from rich.console import Console
 from transformers import AutoModelForSeq2SeqLM
 
@@ -17,10 +16,6 @@ from limbeck.errors import LimbeckError
 from limbeck.prepare import prepare, request
 from tests import toy
 
-# Recipes that read something of every kind there is: attention, relations, scores, one row an example, mixed inputs, a
-# flow between layers, copied blocks.
-RECIPES = ("tinybert", "minilmv2", "rail-kd-l", "cr-ild", "emd-ild", "codir", "ckd-context")
-
 
 def data():
     return toy.kinds_data("pairs", lambda text: {"source": text, "target": " ".join(reversed(text.split()[:4]))})
@@ -28,12 +23,6 @@ def data():
 
 def teacher(family, **options):
     return toy.teacher(family, labels=2, auto="AutoModelForSeq2SeqLM", **options)
-
-
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_recipes_train_unchanged(recipe, tmp_path):
-    run = toy.distill(recipe, tmp_path / "run", teacher=teacher("bart"), **data())
-    assert all(torch.tensor(line["loss"]).isfinite() for line in toy.losses(run.folder))
 
 
 @pytest.mark.parametrize("family", ["t5", "bart", "marian"])
