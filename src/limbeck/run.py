@@ -25,7 +25,7 @@ from limbeck.distiller import Distiller
 from limbeck.engine.checkpoints import Checkpoints, State
 from limbeck.engine.deepspeed import wishes
 from limbeck.engine.held_out import held_out_loss
-from limbeck.engine.loop import Loop, Pace
+from limbeck.engine.loop import Loop, Pace, Scores
 from limbeck.engine.progress import Display, clock
 from limbeck.engine.sharding import check_processes, fill, gathered, shard, shell
 from limbeck.engine.world import open_world
@@ -175,10 +175,11 @@ def _execute(
     if track:
         accelerator.init_trackers("limbeck")
     state, earlier = _train(prepared, folder, accelerator, display, pace, again)
+    found = _held_out(prepared, accelerator.device) if KINDS[prepared.task.kind].bare else None
     scores: dict[str, Any] = {}
     if accelerator.is_main_process:
         prepared.student = folded(prepared.student)  # what is scored is what is saved
-        scores = _score(prepared, state, accelerator.device, earlier + time.monotonic() - began)
+        scores = _score(prepared, state, found, accelerator.device, earlier + time.monotonic() - began)
         _leave(prepared, folder, scores)
         display.say(_summary(scores, folder))
     if track:
@@ -208,7 +209,7 @@ def _train(
     aligners = {f"aligners.{n}": a.module for n, a in prepared.aligners.items() if a.module is not None}
     selected = next(iter(prepared.evals.values()), None)
 
-    def score(distiller: Distiller) -> dict[str, float]:
+    def score(distiller: Distiller) -> Scores:
         return {} if selected is None else _scores(prepared, distiller, student, selected)
 
     loop = Loop(
@@ -278,7 +279,7 @@ def _train(
     return state, earlier
 
 
-def _scores(prepared: Prepared, distiller: Distiller, model: PreTrainedModel, data: Encoded) -> dict[str, float]:
+def _scores(prepared: Prepared, distiller: Distiller, model: PreTrainedModel, data: Encoded) -> Scores:
     """The scores of a model, if there are any; of one that predicts nothing, the loss of its stage."""
     if KINDS[prepared.task.kind].bare:
         batch = prepared.stages[distiller.stage].batch
@@ -286,18 +287,31 @@ def _scores(prepared: Prepared, distiller: Distiller, model: PreTrainedModel, da
     return {} if data.right is None else evaluation.evaluate(model, data, prepared.task)
 
 
-def _score(prepared: Prepared, state: State, device: torch.device, seconds: float) -> dict[str, Any]:
-    """What scores.json says."""
+def _held_out(prepared: Prepared, device: torch.device) -> dict[str, dict[str, Scores]]:
+    """What a student that predicts nothing scores, by evaluation set. Every process calls this: the loss may need all
+    of them, of models cut over processes and of terms that look at the whole batch."""
+    last = prepared.distillers[-1].to(device)
+    return {
+        place: {"student": _scores(prepared, last, prepared.student, data)} for place, data in prepared.evals.items()
+    }
+
+
+def _score(
+    prepared: Prepared,
+    state: State,
+    found: dict[str, dict[str, Scores]] | None,
+    device: torch.device,
+    seconds: float,
+) -> dict[str, Any]:
+    """What scores.json says. `found` are the scores by evaluation set and model, where they are known already."""
     asked, task = prepared.request, prepared.task
     names = list(prepared.evals)
     models = {"teacher": prepared.teacher, "student": prepared.student}
     present = {name: model.to(device) for name, model in models.items() if model is not None}  # type: ignore[arg-type]
-    scoring = ["student"] if KINDS[task.kind].bare else list(present)
-    last = prepared.distillers[-1].to(device)
-    scored = {
-        place: {who: _scores(prepared, last, present[who], data) for who in scoring}
+    scored = found or {
+        place: {who: evaluation.evaluate(model, data, task) for who, model in present.items()}
         for place, data in prepared.evals.items()
-        if data.right is not None or KINDS[task.kind].bare
+        if data.right is not None
     }
     split = "test" if "test" in scored else (names or [None])[0]
     here = scored.get(split, {}) if split else {}

@@ -17,7 +17,6 @@ from limbeck.engine.checkpoints import Checkpoint, Checkpoints, State
 from limbeck.engine.compiled import PAYS_FROM
 from limbeck.engine.progress import Display
 from limbeck.engine.schedule import lr_factor
-from limbeck.engine.sharding import is_sharded
 from limbeck.engine.step import Step
 from limbeck.engine.stop import Stop, Vote
 from limbeck.engine.world import seed_for
@@ -177,10 +176,10 @@ class Loop:
     def _judge(self, distiller: Distiller, stage: Stage, state: State, epoch: int, keep: str) -> None:
         """Score the student after an epoch; keep it if it is the best, stop if it has long not been."""
         state.judged = state.step
-        together = is_sharded(distiller.student)  # one process alone cannot run it
-        scores = [self.evaluate(distiller) if together or self.accelerator.is_main_process else {}]
+        # By every process: one alone cannot run what is cut over all of them, or a term that looks at the whole batch.
+        scores = [self.evaluate(distiller)]
         if self.accelerator.num_processes > 1:
-            broadcast_object_list(scores)
+            broadcast_object_list(scores)  # which may differ in their last bits
         self._log({"stage": stage.name, "epoch": epoch, "step": state.step, "eval": scores[0]}, state)
         shown = "  ".join(f"{name} {value:.2f}" for name, value in scores[0].items())
         if not scores[0]:
