@@ -9,7 +9,9 @@ import torch
 from limbeck import cache
 from limbeck.data.encoding import Encoded
 from limbeck.data.plan import BUCKETS
+from limbeck.distiller import Distiller
 from limbeck.features import LOGITS
+from limbeck.objectives import Match
 from limbeck.taps import Tap
 from limbeck.teachers import Cached, Live
 from tests.tiny import every_family, tiny_model
@@ -84,6 +86,17 @@ def test_alike_tables_are_joined_and_held_once():
     ours, theirs = apart.features(**batch), whole.features(**batch)
     assert ours.keys() == theirs.keys() == set(sites)
     assert all(torch.equal(ours[site].values, theirs[site].values) for site in sites)
+
+
+def test_a_teacher_that_only_looks_up_is_not_moved():
+    """It may have left the device, to make room."""
+    model, data = tiny_model("bert"), examples()
+    distiller = Distiller(model, tiny_model("bert"), [Match("cls", map="last")])
+    sites = distiller.teacher.tap.sites
+    distiller.teacher = cached(model, data, sites)
+    assert distiller.double().teacher.model.dtype == torch.float32
+    distiller.teacher = Live(model, sites)
+    assert distiller.double().teacher.model.dtype == torch.float64
 
 
 def test_a_value_depends_on_no_other_example():

@@ -101,9 +101,10 @@ class Distiller(nn.Module):
         self._teacher = [teacher]
 
     def _apply(self, fn: Any, recurse: bool = True) -> "Distiller":
-        """Move the teacher too when the module is moved, though it is not registered."""
-        for live in self._teacher:
-            live.model._apply(fn)
+        """Move the teacher too when the module is moved, though it is not registered; not one that only looks up."""
+        for teacher in self._teacher:
+            if teacher.live is not None:
+                teacher.live.model._apply(fn)
         return super()._apply(fn, recurse)
 
     def reads(self) -> set[Read]:

@@ -30,6 +30,11 @@ class Live:
         self.light = False
         self.stream: torch.cuda.Stream | None = None
 
+    @property
+    def live(self) -> "Live":
+        """What runs at a step."""
+        return self
+
     @torch.no_grad()
     def features(self, **batch: Tensor) -> Features:
         """The features read, for this batch. Call `join` before you use them."""
@@ -84,7 +89,7 @@ class Cached:
         self.model, self.tables, self.device = live.model, list(tables), device
         rest = [site for site in live.tap.sites if site not in {table.site for table in tables}]
         self.tap = live.tap
-        self.live = live.only(rest) if rest else None
+        self.live = live.only(rest) if rest else None  # what runs at a step
         parts = {False: data, True: data.targets or data}  # by whether tokens are the targets'
         self.offsets = {targets: torch.from_numpy(part.offsets) for targets, part in parts.items()}
         self.offsets_here = {targets: offsets.to(device) for targets, offsets in self.offsets.items()}

@@ -27,7 +27,6 @@ from limbeck.engine.sharding import average, clip, hold_ends, is_sharded
 from limbeck.engine.world import seed_for
 from limbeck.recipe import Stage
 from limbeck.taps import Tap
-from limbeck.teachers import Cached
 
 
 class Step:
@@ -188,8 +187,7 @@ def captures(distiller: Distiller, say: Callable[[str], None]) -> Captures | Non
 def live_taps(distiller: Distiller) -> list[Tap]:
     """How the teacher is run in a step, if it is."""
     teacher = distiller.teacher
-    live = teacher.live if isinstance(teacher, Cached) else teacher
-    return [live.tap] if live else []
+    return [teacher.live.tap] if teacher and teacher.live else []
 
 
 def groups(distiller: Distiller, stage: Stage) -> list[dict]:
