@@ -26,7 +26,7 @@ from limbeck.engine.loop import total_steps
 from limbeck.engine.world import seed_for
 from limbeck.errors import LimbeckError
 from limbeck.initialisers import start_student
-from limbeck.objectives import CoTraining, Labels, Match, NamedAligner, Probe, build
+from limbeck.objectives import Labels, Match, NamedAligner, Probe, build
 from limbeck.recipe import Recipe, Stage, layers_alone, resolve, sided, supplemented
 from limbeck.spec import allowing, parse
 from limbeck.vocabulary import shaping
@@ -149,7 +149,7 @@ def _prepare(asked: Request) -> Prepared:
     corpus = scarce(load(asked.data, labelled=any(labelled)), asked.data, asked.seed)
     _training(corpus)
     notes += corpus.notes
-    teacher = _teacher(asked, corpus.task, any(isinstance(o, CoTraining) for stage in declared for o in stage.values()))
+    teacher = _teacher(asked, corpus.task, any(o.moves_teacher for stage in declared for o in stage.values()))
     origin = asked.student or asked.teacher
     if origin is None:
         raise LimbeckError("give --teacher, the model to distil.")

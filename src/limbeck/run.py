@@ -22,7 +22,7 @@ from limbeck.data.encoding import Encoded
 from limbeck.data.kinds import KINDS
 from limbeck.data.spec import DataSpec
 from limbeck.distiller import Distiller
-from limbeck.engine.checkpoints import Checkpoints, State
+from limbeck.engine.checkpoints import Checkpoint, Checkpoints, State, load_into
 from limbeck.engine.deepspeed import wishes
 from limbeck.engine.held_out import held_out_loss
 from limbeck.engine.loop import Loop, Pace, Scores
@@ -192,21 +192,7 @@ def _train(
     prepared: Prepared, folder: RunFolder, accelerator, display: Display, pace: Pace, resumed: bool
 ) -> tuple[State, float]:
     """Train every stage; how things stand at the end, and the seconds that earlier tries of a resumed run took."""
-    student = prepared.student.to(accelerator.device)  # type: ignore[arg-type]
-    half = accelerator.mixed_precision == "bf16"
-    light = None
-    if prepared.teacher is not None and (half or pace.shard):
-        light = copy.deepcopy(prepared.teacher).to(torch.bfloat16 if half else torch.float32)  # type: ignore[arg-type]
-    for distiller in prepared.distillers:
-        if isinstance(distiller.teacher, Live) and light is not None:
-            distiller.teacher.lighten(light)
-        distiller.to(accelerator.device)
-    if pace.shard:
-        prepared.student = shell(student)
-        shard(student, half=half)
-        if light is not None:
-            shard(light)
-    aligners = {f"aligners.{n}": a.module for n, a in prepared.aligners.items() if a.module is not None}
+    student, light = _place_models(prepared, accelerator, pace.shard)
     selected = next(iter(prepared.evals.values()), None)
 
     def score(distiller: Distiller) -> Scores:
@@ -221,15 +207,9 @@ def _train(
         prepared.request.seed,
         pace,
         score,
-        {"student": student, **aligners},
+        _kept(prepared, student),
         lower=evaluation.lower_is_better(prepared.task),
     )
-
-    def kept(state: State) -> dict[str, torch.nn.Module]:
-        """What is kept between stages: aligners without a name die with theirs, but the last stage's are saved."""
-        over = state.stage == len(prepared.stages)
-        return {**loop.modules, "objectives": prepared.distillers[-1].objectives} if over else loop.modules
-
     checkpoint = loop.checkpoints.newest()
     state = checkpoint.state if checkpoint else State(seconds=[0.0] * len(prepared.stages))
     earlier = sum(state.seconds)
@@ -237,46 +217,82 @@ def _train(
     if not checkpoint and resumed:
         display.say("there is no checkpoint yet: starts at the beginning")
     if checkpoint:
-        checkpoint.load(kept(state))
+        checkpoint.load(_between(prepared, loop, state))
         display.say(f"goes on at stage {min(state.stage + 1, len(prepared.stages))}, step {state.step}")
         if state.stage == len(prepared.stages):
             prepared.distillers[-1].finish()
     while state.stage < len(prepared.stages):
-        index = state.stage
-        if frozen := prepared.set_trained(index):
-            named = _listed(whole_modules(prepared.distillers[index], set(frozen)))
-            display.say(f"stage {prepared.stages[index].name}: no objective reaches {named}; frozen")
-        began, distiller = time.monotonic(), prepared.distillers[index]
-        loop.data = prepared.data(index)
-        live = distiller.teacher
-        if isinstance(live, Live) and distiller.steady:
-            distiller.teacher = remembering(
-                live,
-                loop.data,
-                passes=distiller.steps * prepared.stages[index].batch / len(loop.data),
-                choice=pace.cache,
-                device=accelerator.device,
-                say=display.say,
-            )
-        state.seconds[index] += time.monotonic() - began
-        loop.before = sum(distiller.steps for distiller in prepared.distillers[:index])
-        loop.run(
-            distiller,
-            prepared.stages[index],
-            state,
-            prepared.keeps(index),
-            checkpoint if checkpoint and state.step > 0 else None,
-        )
-        distiller.finish()
-        if live is not None:
-            distiller.teacher = live  # the memory of a cache goes with its stage
-        state = State(stage=index + 1, seconds=state.seconds, logged=folder.logged())
-        loop.checkpoints.save(state, kept(state), None)
+        if light is not None and "teacher" in loop.modules:
+            load_into(light, loop.modules["teacher"].state_dict())
+        _train_stage(prepared, loop, state, checkpoint if checkpoint and state.step > 0 else None)
+        state = State(stage=state.stage + 1, seconds=state.seconds, logged=folder.logged())
+        loop.checkpoints.save(state, _between(prepared, loop, state), None)
         accelerator.wait_for_everyone()
         checkpoint = None
     if pace.shard:
         fill(prepared.student, student, keep=accelerator.is_main_process)
     return state, earlier
+
+
+def _place_models(prepared: Prepared, accelerator, sharded: bool) -> tuple[PreTrainedModel, PreTrainedModel | None]:
+    """Put everything where it trains: the student, and the copy of the teacher that runs, where that is not itself."""
+    student = prepared.student.to(accelerator.device)  # type: ignore[arg-type]
+    half = accelerator.mixed_precision == "bf16"
+    light = None
+    if prepared.teacher is not None and (half or sharded):
+        light = copy.deepcopy(prepared.teacher).to(torch.bfloat16 if half else torch.float32)  # type: ignore[arg-type]
+    for distiller in prepared.distillers:
+        if isinstance(distiller.teacher, Live) and light is not None:
+            distiller.teacher.lighten(light)
+        distiller.to(accelerator.device)
+    if sharded:
+        prepared.student = shell(student)
+        shard(student, half=half)
+        if light is not None:
+            shard(light)
+    return student, light
+
+
+def _kept(prepared: Prepared, student: PreTrainedModel) -> dict[str, torch.nn.Module]:
+    """What every checkpoint holds: all that a stage may have changed for those after it."""
+    aligners = {f"aligners.{n}": a.module for n, a in prepared.aligners.items() if a.module is not None}
+    terms = [term for distiller in prepared.distillers[:-1] for term in distiller.terms.values()]
+    kept: dict[str, torch.nn.Module] = {"student": student, **aligners}
+    if prepared.teacher is not None and any(term.moves_teacher for term in terms):
+        kept["teacher"] = prepared.teacher
+    return kept
+
+
+def _between(prepared: Prepared, loop: Loop, state: State) -> dict[str, torch.nn.Module]:
+    """What is kept between stages: aligners without a name die with theirs, but the last stage's are saved."""
+    over = state.stage == len(prepared.stages)
+    return {**loop.modules, "objectives": prepared.distillers[-1].objectives} if over else loop.modules
+
+
+def _train_stage(prepared: Prepared, loop: Loop, state: State, resumed: Checkpoint | None) -> None:
+    """Train the stage at which things stand, from its beginning or from a checkpoint in its midst."""
+    index, began = state.stage, time.monotonic()
+    distiller, stage = prepared.distillers[index], prepared.stages[index]
+    if frozen := prepared.set_trained(index):
+        named = _listed(whole_modules(distiller, set(frozen)))
+        loop.display.say(f"stage {stage.name}: no objective reaches {named}; frozen")
+    loop.data = prepared.data(index)
+    live = distiller.teacher
+    if isinstance(live, Live) and distiller.steady:
+        distiller.teacher = remembering(
+            live,
+            loop.data,
+            passes=distiller.steps * stage.batch / len(loop.data),
+            choice=loop.pace.cache,
+            device=loop.accelerator.device,
+            say=loop.display.say,
+        )
+    state.seconds[index] += time.monotonic() - began
+    loop.before = sum(earlier.steps for earlier in prepared.distillers[:index])
+    loop.run(distiller, stage, state, prepared.keeps(index), resumed)
+    distiller.finish()
+    if live is not None:
+        distiller.teacher = live  # the memory of a cache goes with its stage
 
 
 def _scores(prepared: Prepared, distiller: Distiller, model: PreTrainedModel, data: Encoded) -> Scores:

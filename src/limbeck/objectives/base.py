@@ -73,6 +73,7 @@ class Objective(nn.Module):
     uncapturable: str | None = None  # why a step with this term cannot be captured as a CUDA graph, if it cannot
     sides: tuple[Side, Side] = ("student", "teacher")  # whose features its forward gets
     pace: float = 1.0  # the learning rate of its own parameters, in units of the stage's
+    moves_teacher = False  # whether the teacher is another when the stage is over
 
     def __init__(self, weight: float | str) -> None:
         super().__init__()

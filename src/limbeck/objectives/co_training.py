@@ -29,6 +29,8 @@ class CoTraining(Logits):
     What trains is a copy of the teacher. When the stage is over, the teacher becomes what the copy has learnt.
     """
 
+    moves_teacher = True
+
     def __init__(
         self,
         co_training: str | Call = "kl",
