@@ -266,6 +266,7 @@ def test_a_named_column_must_be_there(write, option, flag):
         ([True, False, True], "classification", ("false", "true")),
         ([0.5, 1.0, 0.0], "regression", ()),
         (["0.5", "1", "2e0"], "regression", ()),
+        ([".5", "-.25", "1."], "regression", ()),
     ],
 )
 def test_kind_of_label(write, values, kind, labels):
