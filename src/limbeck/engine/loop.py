@@ -16,7 +16,7 @@ from limbeck.distiller import Distiller
 from limbeck.engine.checkpoints import Checkpoint, Checkpoints, State
 from limbeck.engine.compiled import PAYS_FROM
 from limbeck.engine.progress import Display
-from limbeck.engine.schedule import lr_factor
+from limbeck.engine.schedule import lr_factor, steps_of
 from limbeck.engine.step import Step
 from limbeck.engine.stop import Stop, Vote
 from limbeck.engine.world import seed_for
@@ -220,4 +220,4 @@ class Loop:
 
 def total_steps(stage: Stage, examples: int) -> int:
     """How many optimiser steps a stage takes."""
-    return stage.steps or math.ceil((stage.epochs or 0) * steps_per_epoch(examples, stage.batch))
+    return stage.steps or max(1, steps_of(stage.epochs or 0, steps_per_epoch(examples, stage.batch)))
