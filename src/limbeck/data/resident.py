@@ -80,7 +80,6 @@ class Streamed:
 
     def __init__(self, tokens: Resident, device: torch.device) -> None:
         self.tokens, self.device = tokens, device
-        self.offsets = tokens.offsets.to(device)
         self.buffers: dict[tuple[int, Length], dict[str, Tensor]] = {}
 
     def fetch(self, ids: np.ndarray, length: Length) -> None:
