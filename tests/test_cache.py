@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import limbeck
 from limbeck import cache
 from limbeck.data.encoding import Encoded
 from limbeck.data.plan import BUCKETS
@@ -120,7 +121,7 @@ def test_a_folder_is_shared_by_subsets_and_other_labels(tmp_path):
     assert all(torch.equal(a.values, b.values) for a, b in zip(tables, again))
 
 
-def test_what_differs_is_another_entry(tmp_path):
+def test_what_differs_is_another_entry(tmp_path, monkeypatch):
     model, data = tiny_model("bert"), examples()
     built(model, data, folder=tmp_path)
     assert built(model, data, folder=tmp_path)[1] == []
@@ -129,6 +130,9 @@ def test_what_differs_is_another_entry(tmp_path):
     assert "for 1 examples" in built(model, text, folder=tmp_path)[1][0]
     assert "for 23 examples" in built(model, data, [("cls", 1)], tmp_path)[1][0]
     assert "for 23 examples" in built(model, data, folder=tmp_path, dtype=torch.bfloat16)[1][0]
+    with monkeypatch.context() as later:  # code that may compute a feature otherwise
+        later.setattr(limbeck, "__version__", "later")
+        assert "for 23 examples" in built(model, data, folder=tmp_path)[1][0]
     with torch.no_grad():
         next(model.parameters())[0, 0] += 1e-3
     assert "for 23 examples" in built(model, data, folder=tmp_path)[1][0]
@@ -172,6 +176,14 @@ def test_sizes_are_those_of_the_tables():
 @pytest.mark.parametrize("site", ["attention", "scores", "value_relation"])
 def test_what_pairs_positions_is_not_cached(site):
     assert cache.cachable([(site, 1)]) == []
+
+
+def test_a_batch_for_computing_has_no_more_tokens_than_fit():
+    lengths = [16] * 3 + [4096] * 9
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    data = Encoded({"input_ids": np.zeros(offsets[-1], np.int32)}, offsets, None, {"input_ids": 0})
+    shapes = [(len(ids), length) for ids, length in cache.canonical(data, np.arange(12), 10**18)]
+    assert shapes == [(64, 16), (8, 4096), (8, 4096)]
 
 
 def test_a_batch_for_computing_has_the_shape_its_examples_lengths_give():

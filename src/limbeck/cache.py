@@ -2,7 +2,7 @@
 
 A value belongs to an example's tokens and to a teacher's weights, whatever the run, the seed or the subset: it is keyed
 by a hash of the one and a fingerprint of the other, and computed in a batch whose shape depends on the example's own
-length alone. So a wrong or stale entry cannot be: other tokens, weights, site or precision are another key.
+length alone. So a wrong or stale entry cannot be: other tokens, weights, site, precision or code are another key.
 """
 
 import hashlib
@@ -12,16 +12,19 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import numpy as np
 import psutil
 import torch
+import transformers
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+import limbeck
 from limbeck import architectures
 from limbeck.data.encoding import Encoded
 from limbeck.data.plan import FILL, Length, padded
@@ -31,7 +34,7 @@ from limbeck.spec import parse
 from limbeck.taps import Features, Site, Tap
 from limbeck.vocabulary import Predictor
 
-ROWS = 64  # of a canonical batch
+ROWS, TOKENS = 64, 2**15  # of a canonical batch, at most
 PIECE = 4096  # examples a stored file
 DEVICE_SHARE, HOST_SHARE = 0.4, 0.25  # of the memory that is free
 
@@ -107,12 +110,12 @@ def build(
 
 def example_keys(data: Encoded, columns: Iterable[str]) -> list[str]:
     """A hash of each example's tokens, in the columns the teacher takes, and of its target's."""
-    taken = [data.columns[name] for name in sorted(data.columns) if name in set(columns)]
+    taken = {name: data.columns[name] for name in sorted(data.columns) if name in set(columns)}
     keys = []
     for i, (start, end) in enumerate(pairwise(data.offsets)):
         digest = hashlib.blake2b(digest_size=16)
-        for column in taken:
-            digest.update(column[start:end].tobytes())
+        for name, column in taken.items():
+            digest.update(name.encode() + column[start:end].tobytes())
         if (targets := data.targets) is not None:
             start, end = targets.offsets[i : i + 2]
             digest.update(b"target" + targets.columns["labels"][start:end].tobytes())
@@ -121,8 +124,9 @@ def example_keys(data: Encoded, columns: Iterable[str]) -> list[str]:
 
 
 def fingerprint(tap: Tap, dtype: torch.dtype) -> str:
-    """A hash of the teacher's weights and settings, and of the precision it runs in."""
-    digest = hashlib.blake2b(f"{dtype} {sorted(tap.columns)}".encode(), digest_size=16)
+    """A hash of the teacher's weights and settings, of the precision it runs in, and of whose code runs it."""
+    code = (limbeck.__version__, transformers.__version__)
+    digest = hashlib.blake2b(f"{code} {dtype} {sorted(tap.columns)}".encode(), digest_size=16)
     config = {k: v for k, v in tap.model.config.to_dict().items() if not k.startswith(("_", "transformers_version"))}
     digest.update(repr(sorted(config.items(), key=str)).encode())
     for name, weight in tap.model.state_dict().items():
@@ -190,14 +194,15 @@ def budget(device: torch.device) -> dict[str, int]:
 
 
 def canonical(data: Encoded, ids: np.ndarray, longest: int) -> Iterator[tuple[np.ndarray, Length]]:
-    """Batches for computing: `ROWS` ids of one bucket, filled, so that an example's length alone gives their shape."""
+    """Batches for computing: ids of one bucket, filled, so that an example's length alone gives their shape."""
     alike: dict[Length, list[int]] = {}
     for i, length in zip(ids.tolist(), data.lengths[ids]):
         alike.setdefault(padded(length[None], longest), []).append(i)
     for length, inside in sorted(alike.items()):
-        for start in range(0, len(inside), ROWS):
-            chunk = inside[start : start + ROWS]
-            yield np.array(chunk + [FILL] * (ROWS - len(chunk))), length
+        rows = max(1, min(ROWS, TOKENS // int(np.sum(length))))
+        for start in range(0, len(inside), rows):
+            chunk = inside[start : start + rows]
+            yield np.array(chunk + [FILL] * (rows - len(chunk))), length
 
 
 def _compute(
@@ -244,10 +249,9 @@ def _empty(site: Site, tap: Tap, data: Encoded, dtype: torch.dtype, place: str, 
     shape, kind = (_count(site, tap, data), _width(site, tap)), _dtype(site, tap, dtype)
     if place == "file" and folder:
         folder.mkdir(parents=True, exist_ok=True)
-        name = folder / f".{_file(site)}-{os.getpid()}.table"  # this run's own; what is shared are the stored pieces
-        table = torch.from_file(str(name), shared=True, size=shape[0] * shape[1], dtype=kind).view(shape)
-        name.unlink()  # mapped all the same, and gone with the run
-        return table
+        # This run's own, mapped also when its name is gone, and gone with the run; what is shared are stored pieces.
+        with NamedTemporaryFile(dir=folder, prefix=".", suffix=".table") as file:
+            return torch.from_file(file.name, shared=True, size=shape[0] * shape[1], dtype=kind).view(shape)
     return torch.empty(shape, dtype=kind, device=tap.model.device if place == "device" else "cpu")
 
 

@@ -42,6 +42,11 @@ def test_batches_have_one_size_and_fit_their_length(lengths, batch):
     assert short == (len(lengths) % batch > 0)
 
 
+def test_long_examples_are_not_padded_to_all_a_model_can_take():
+    assert bucket(9000, 10**18) == 12288  # T5 has no end of positions
+    assert bucket(9000, 10000) == 10000
+
+
 @given(st.integers(0, 2**31), st.integers(0, 9), st.integers(0, 99))
 def test_the_order_depends_on_seed_stage_and_epoch_alone(seed, stage, epoch):
     lengths = np.arange(200) % 60 + 1

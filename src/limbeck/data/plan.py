@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-# Few distinct lengths mean few distinct shapes: each shape is captured and compiled once.
-BUCKETS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
+# Few distinct lengths mean few distinct shapes, each captured and compiled once: powers of two, and halfway between.
+BUCKETS = (16, *(part * 2**power for power in range(4, 16) for part in (2, 3)), 2**17)
 
 FILL = -1
 
