@@ -32,7 +32,7 @@ from limbeck.engine.world import open_world
 from limbeck.errors import LimbeckError
 from limbeck.folder import RunFolder, write_file, write_folder, write_json, write_text
 from limbeck.models import quiet
-from limbeck.prepare import Prepared, Request, fingerprint, prepare, request, whole_modules
+from limbeck.prepare import Prepared, Request, fingerprint, prepare, request, weights_fingerprint, whole_modules
 from limbeck.projector import folded
 from limbeck.report.card import model_card
 from limbeck.report.page import write_report
@@ -376,7 +376,8 @@ def _begin(folder: RunFolder, asked: Request, prepared: Prepared) -> None:
 
 def _identity(asked: Request, prepared: Prepared) -> dict[str, Any]:
     data = (prepared.train, *prepared.evals.values(), *prepared.others.values())
-    return {**asked.plain(), "fingerprint": fingerprint(*data)}
+    teacher = None if prepared.teacher is None else weights_fingerprint(prepared.teacher)
+    return {**asked.plain(), "fingerprint": fingerprint(*data), "teacher_fingerprint": teacher}
 
 
 def _leave(prepared: Prepared, folder: RunFolder, scores: dict[str, Any]) -> None:

@@ -405,3 +405,12 @@ def test_out_below_a_file(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(LimbeckError, match="lies below a file"):
         toy.distill("kd", tmp_path / "file" / "run", teacher=toy.teacher("bert"))
+
+
+def test_another_teacher_under_the_same_name(tmp_path):
+    """Half of a student from one teacher and half from another is nobody's."""
+    teacher = toy.save(toy.model("bert"), tmp_path / "teacher")
+    toy.distill("kd", tmp_path / "run", teacher=teacher, steps=1)
+    toy.save(toy.model("bert", seed=1), tmp_path / "teacher")
+    with pytest.raises(LimbeckError, match="teacher_fingerprint"):
+        toy.distill("kd", tmp_path / "run", teacher=teacher, steps=1, resume=True)
