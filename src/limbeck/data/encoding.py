@@ -50,7 +50,7 @@ class Encoded:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    @property
+    @cached_property
     def lengths(self) -> np.ndarray:
         """How many tokens each example has; `(examples, 2)` where targets have their own number."""
         own = np.diff(self.offsets)
