@@ -138,6 +138,14 @@ def test_what_differs_is_another_entry(tmp_path, monkeypatch):
     assert "for 23 examples" in built(model, data, folder=tmp_path)[1][0]
 
 
+def test_what_another_process_lacks_is_asked_by_all(tmp_path, monkeypatch):
+    """Another run may store it while the processes look: a sharded teacher would wait for those that do not ask."""
+    model, data = tiny_model("bert"), examples()
+    built(model, data, folder=tmp_path)
+    monkeypatch.setattr(cache, "_least", lambda values, device: values * (np.arange(len(values)) > 0))
+    assert "for 1 examples" in built(model, data, folder=tmp_path)[1][0]
+
+
 def test_a_changed_weight_changes_the_answers(tmp_path):
     model, data = tiny_model("bert"), examples()
     before = built(model, data, folder=tmp_path)[0]

@@ -76,13 +76,12 @@ def build(
     kept, left = [], budget(device)
     for site in cachable(tap.sites):
         size = size_of(site, tap, data, dtype)
-        if place := _place(size, left, device, folder):
+        if place := _place(size, left, folder):
             kept.append((site, place))
         else:
             say(f"{_name(site)} of the teacher is not cached: it takes {size / 2**30:.1f} GiB. It runs at every step.")
     if not kept:
         return []
-    keys = example_keys(data, tap.columns)
     home = folder / fingerprint(tap, dtype) if folder else None
     tables = [
         Table(
@@ -94,17 +93,19 @@ def build(
         )
         for site, place in kept
     ]
-    stores = [Store(home / _file(table.site)) if home else None for table in tables]
-    missing = np.zeros(len(data), dtype=bool)
+    stores = [Store(home / _file(table.site)) for table in tables] if home else []
+    keys = example_keys(data, tap.columns) if home else []
+    known = np.full(len(data), bool(stores))
     for table, store in zip(tables, stores):
-        missing |= ~(store.fill(table, data, keys) if store else np.zeros(len(data), dtype=bool))
+        known &= store.fill(table, data, keys)
+    # Another run may be adding to the folder, and processes must ask alike.
+    missing = ~_least(known.astype(np.uint8), device).astype(bool)
     if missing.any():
         say(f"the teacher answers once for {int(missing.sum())} examples, to be looked up from then on")
         longest = architectures.positions(tap.model.config)
         _compute(answer, data, canonical(data, np.flatnonzero(missing), longest), tables, device)
         for table, store in zip(tables, stores):
-            if store:
-                store.add(table, data, keys, np.flatnonzero(missing))
+            store.add(table, data, keys, np.flatnonzero(missing))
     return tables
 
 
@@ -187,10 +188,16 @@ def budget(device: torch.device) -> dict[str, int]:
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     host = int(HOST_SHARE * psutil.virtual_memory().available / processes)
     free = int(DEVICE_SHARE * torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else 0
-    left = torch.tensor([free, host], device=device)
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        torch.distributed.all_reduce(left, op=torch.distributed.ReduceOp.MIN)
-    return dict(zip(("device", "host"), left.tolist()))
+    return dict(zip(("device", "host"), _least(np.array([free, host]), device).tolist()))
+
+
+def _least(values: np.ndarray, device: torch.device) -> np.ndarray:
+    """Of each number the least that any process has."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return values
+    shared = torch.from_numpy(values).to(device)
+    torch.distributed.all_reduce(shared, op=torch.distributed.ReduceOp.MIN)
+    return shared.cpu().numpy()
 
 
 def canonical(data: Encoded, ids: np.ndarray, longest: int) -> Iterator[tuple[np.ndarray, Length]]:
@@ -237,7 +244,8 @@ def _offsets(table: Table, data: Encoded) -> Tensor:
     return torch.from_numpy(part.offsets)
 
 
-def _place(size: int, left: dict[str, int], device: torch.device, folder: Path | None) -> str | None:
+def _place(size: int, left: dict[str, int], folder: Path | None) -> str | None:
+    """Where so many bytes still have room; what is `left` there is less then."""
     for place in ("device", "host"):
         if size <= left[place]:
             left[place] -= size
