@@ -25,7 +25,7 @@ from limbeck.distiller import Distiller
 from limbeck.engine.loop import total_steps
 from limbeck.engine.world import seed_for
 from limbeck.errors import LimbeckError
-from limbeck.initialisers import start_student
+from limbeck.initialisers import Start, start_student
 from limbeck.objectives import Labels, Match, NamedAligner, Probe, build
 from limbeck.recipe import Recipe, Stage, layers_alone, resolve, sided, supplemented
 from limbeck.spec import allowing, parse
@@ -156,47 +156,12 @@ def _prepare(asked: Request) -> Prepared:
     tokenizer = models.load_tokenizer(asked.teacher or origin)
     models.check_tokens(tokenizer, asked.teacher or origin)
     corpus, source = _models_agree(asked, corpus, teacher, tokenizer, notes)
-    for model in (teacher, source):
-        if model is not None:
-            models.adopt_padding(model, tokenizer)
-            notes += models.keep_layers(model)
-    depths = _depths(asked, source, notes)
-    start = start_student(
-        recipe.init,
-        teacher,
-        source,
-        depth=depths[0],
-        decoder_depth=depths[1],
-        width=asked.width,
-        labels=models.label_options(corpus.task),
-        seed=asked.seed,
-    )
-    notes += start.notes
-    _check_depths(start.student, teacher)
+    start = _start(asked, corpus.task, teacher, source, tokenizer, notes)
     both = [model for model in (teacher, start.student) if model is not None]
     odd = {type(model).__name__ for model in both if kinds.of(model).vocabulary and shaping(model) is None}
     notes += [f"what {name} does to its logits is not known: they are held whole, which takes memory" for name in odd]
+    train, others, evals, longest = _encoded(asked, corpus, both, tokenizer, notes)
     kind = kinds.KINDS[corpus.task.kind]
-    wanted = kind.length if asked.data.max_length is None else asked.data.max_length
-    longest = min(models.longest_input(model.config, tokenizer, wanted) for model in both)
-    columns = {column for model in both for column in architectures.inputs(model)}
-
-    def encoded(split: Split | RunningText) -> Encoded:
-        return encode(split, tokenizer, columns, longest, kind, stride=asked.data.stride)
-
-    texts = _training(corpus)
-    train = encoded(texts)
-    if isinstance(texts, Split) and len(train) > len(texts):
-        notes.append(f"train: {len(texts)} examples make {len(train)} windows of at most {longest} tokens")
-    if longest < wanted and train.lengths.max() == longest:
-        notes.append(f"longer texts are cut at {longest} tokens, the most these models take")
-    evals = {name: encoded(split) for name, split in corpus.evals.items()}
-    others, plain = {}, kinds.KINDS["classification"]
-    for index, stage in enumerate(recipe.stages):
-        if stage.data:
-            inputs, said = load_inputs(stage.data, asked.data, kind)
-            notes += [f"stage {stage.name}: {line}" for line in said]
-            others[index] = encode(inputs, tokenizer, columns, longest, kind if kind.writes else plain)
     if kind.masked and teacher is not None:
         notes.append("words are hidden anew at every step, so the teacher runs at every step: nothing is cached")
     aligners = {name: NamedAligner(parse(call)) for name, call in recipe.aligners.items()}
@@ -349,6 +314,68 @@ def _models_agree(
     if used:
         models.adopt_labels(source, corpus.task, f"student {name}")
     return corpus, source
+
+
+def _start(
+    asked: Request,
+    task: Task,
+    teacher: PreTrainedModel | None,
+    source: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    notes: list[str],
+) -> Start:
+    """The student as it starts, made from `source`."""
+    for model in (teacher, source):
+        if model is not None:
+            models.adopt_padding(model, tokenizer)
+            notes += models.keep_layers(model)
+    depths = _depths(asked, source, notes)
+    start = start_student(
+        asked.recipe.init,
+        teacher,
+        source,
+        depth=depths[0],
+        decoder_depth=depths[1],
+        width=asked.width,
+        labels=models.label_options(task),
+        seed=asked.seed,
+    )
+    notes += start.notes
+    _check_depths(start.student, teacher)
+    return start
+
+
+def _encoded(
+    asked: Request,
+    corpus: Corpus,
+    both: list[PreTrainedModel],
+    tokenizer: PreTrainedTokenizerBase,
+    notes: list[str],
+) -> tuple[Encoded, dict[int, Encoded], dict[str, Encoded], int]:
+    """The tokens that `both` models read: to train on, by stage what is trained on instead, and by name what is
+    evaluated on; and how many an example may have."""
+    kind = kinds.KINDS[corpus.task.kind]
+    wanted = kind.length if asked.data.max_length is None else asked.data.max_length
+    longest = min(models.longest_input(model.config, tokenizer, wanted) for model in both)
+    columns = {column for model in both for column in architectures.inputs(model)}
+
+    def encoded(split: Split | RunningText) -> Encoded:
+        return encode(split, tokenizer, columns, longest, kind, stride=asked.data.stride)
+
+    texts = _training(corpus)
+    train = encoded(texts)
+    if isinstance(texts, Split) and len(train) > len(texts):
+        notes.append(f"train: {len(texts)} examples make {len(train)} windows of at most {longest} tokens")
+    if longest < wanted and train.lengths.max() == longest:
+        notes.append(f"longer texts are cut at {longest} tokens, the most these models take")
+    evals = {name: encoded(split) for name, split in corpus.evals.items()}
+    others, plain = {}, kinds.KINDS["classification"]
+    for index, stage in enumerate(asked.recipe.stages):
+        if stage.data:
+            inputs, said = load_inputs(stage.data, asked.data, kind)
+            notes += [f"stage {stage.name}: {line}" for line in said]
+            others[index] = encode(inputs, tokenizer, columns, longest, kind if kind.writes else plain)
+    return train, others, evals, longest
 
 
 def _labels(data: Encoded, kind: kinds.Kind) -> torch.Tensor | None:
