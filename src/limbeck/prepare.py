@@ -26,7 +26,7 @@ from limbeck.engine.loop import total_steps
 from limbeck.engine.world import seed_for
 from limbeck.errors import LimbeckError
 from limbeck.initialisers import Start, start_student
-from limbeck.objectives import Labels, Match, NamedAligner, Probe, build
+from limbeck.objectives import CoTraining, Labels, Match, NamedAligner, Probe, build
 from limbeck.recipe import Recipe, Stage, layers_alone, resolve, sided, supplemented
 from limbeck.spec import allowing, parse
 from limbeck.vocabulary import shaping
@@ -144,7 +144,8 @@ def prepare(asked: Request) -> Prepared:
 def _prepare(asked: Request) -> Prepared:
     recipe, notes = asked.recipe, [*asked.left_out]
     declared = [{n: build(o, recipe.aligners) for n, o in stage.objectives.items()} for stage in recipe.stages]
-    labelled = [any(isinstance(o, Labels | Probe) and not o.idle for o in stage.values()) for stage in declared]
+    taught = Labels | Probe | CoTraining  # these learn from labels
+    labelled = [any(isinstance(o, taught) and not o.idle for o in stage.values()) for stage in declared]
     _check_data(recipe, labelled)
     corpus = scarce(load(asked.data, labelled=any(labelled)), asked.data, asked.seed)
     _training(corpus)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from limbeck import LimbeckError
 from limbeck.engine import loop
 from tests import toy
 
@@ -38,3 +39,10 @@ def test_resumed_after_its_stage(tmp_path, monkeypatch):
     monkeypatch.undo()
     resumed = run("resumed", resume=True)
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_other_data_have_no_labels_of_the_task(tmp_path):
+    other = toy.write_csv(tmp_path / "other.csv", ("text",), [(text,) for text in toy.words_of()["train"]])
+    with pytest.raises(LimbeckError, match="the stage learns from labels"):
+        toy.distill("prokt", tmp_path / "run", teacher=toy.teacher("bert"), set=(f"stages.*.data={other}",))
+    assert not (tmp_path / "run").exists()
