@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForMaskedLM
 
-from limbeck import architectures
+from limbeck import architectures, views
 from limbeck.errors import LimbeckError
 from limbeck.filters import DROPOUT, Filters
 from limbeck.initialisers import start_student
@@ -76,7 +76,7 @@ def test_later_blocks_leave_debertas_convolution_to_the_first():
     model = tiny_model("deberta-v2", 4, conv_kernel_size=3, position_biased_input=True)
     batch = tiny_batch(model)
     mask, own = batch["attention_mask"].bool(), states(model, batch)
-    copied = architectures.copied_blocks(model, 2, 3)
+    copied = views.copied_blocks(model, 2, 3)
     found = copied(inputs_embeds=own[1], attention_mask=mask.long()).last_hidden_state
     torch.testing.assert_close(found[mask], own[3][mask])
 

@@ -21,7 +21,7 @@ ORDER = [
     {"spec"},
     {"data"},
     {"mappings", "distances", "architectures", "report", "recipe", "pairs"},
-    {"features", "projector", "models", "vocabulary"},
+    {"features", "projector", "models", "vocabulary", "views"},
     {"taps"},
     {"evaluation", "filters", "initialisers"},
     {"aligners"},

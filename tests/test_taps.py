@@ -7,10 +7,11 @@ import torch
 from transformers.models.deberta_v2 import modeling_deberta_v2
 
 from limbeck import architectures, taps
-from limbeck.architectures import FAMILIES, blocks, inputs, shape, shortened
+from limbeck.architectures import FAMILIES, blocks, inputs, shape
 from limbeck.errors import LimbeckError
 from limbeck.features import LOGITS, Seen
 from limbeck.taps import Tap
+from limbeck.views import shortened
 from tests.tiny import causal, columns_for, every_family, pre_norm, tiny_batch, tiny_model
 
 LAYERS = 4

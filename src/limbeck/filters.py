@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from limbeck import architectures
+from limbeck import architectures, views
 from limbeck.data import kinds
 from limbeck.errors import LimbeckError
 from limbeck.features import last_token
@@ -151,7 +151,7 @@ class Blocks(nn.Module):
     def __init__(self, model: PreTrainedModel, first: int, last: int, width: int) -> None:
         super().__init__()
         own = architectures.shape(model).width
-        self.blocks = architectures.copied_blocks(model, first, last).requires_grad_(True)
+        self.blocks = views.copied_blocks(model, first, last).requires_grad_(True)
         config: Any = self.blocks.config
         if config._attn_implementation == "sdpa":
             config._attn_implementation = IMPLEMENTATION  # whose mask does not wait for the device

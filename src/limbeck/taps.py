@@ -20,7 +20,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from limbeck import architectures
+from limbeck import architectures, views
 from limbeck.architectures import Side
 from limbeck.data import kinds
 from limbeck.data.mixing import mix
@@ -123,9 +123,9 @@ class Tap:
         self.depth = max(stack.depth for stack in self.last)
         self.shaping = shaping(model) if self.whole and self.kind.vocabulary else None
         self.output: nn.Module | None = None  # what is given the states that logits are made of, where it makes none
-        self.runs = model if self.whole else architectures.cut_short(model, self.depth, self.side)
+        self.runs = model if self.whole else views.cut_short(model, self.depth, self.side)
         if self.shaping is not None:
-            self.runs, self.output = architectures.handing_on(model)
+            self.runs, self.output = views.handing_on(model)
         taken = inspect.signature(self.runs.forward).parameters
         self.columns = tuple(name for name in architectures.inputs(model) if name in taken)
         self.options = {"use_cache": False} if "use_cache" in taken else {}

@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from limbeck import architectures
+from limbeck import architectures, views
 from limbeck.errors import LimbeckError
 from limbeck.features import LOGITS
 from limbeck.objectives.base import Models, Moment, NamedAligner, Read
@@ -82,7 +82,7 @@ class Replacement(Labels):
             for i, layer in enumerate(ours)
         ]
         # In a list, so that nn.Module does not register them: the teacher is nobody's parameter.
-        self._hybrid = [Tap(architectures.rebuilt(student, either), [("logits", LOGITS)])]
+        self._hybrid = [Tap(views.rebuilt(student, either), [("logits", LOGITS)])]
         self._teacher = [theirs]
 
     def at(self, moment: Moment) -> None:
