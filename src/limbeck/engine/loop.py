@@ -103,12 +103,7 @@ class Loop:
         began = saved = time.monotonic()
         state.seconds += [0.0] * (state.stage + 1 - len(state.seconds))
         spent_before = state.seconds[state.stage]
-        first = self._plan(stage, state.stage, 0)
-        shapes = len({batch.length for batch in first})
-        self.display.say(
-            f"{stage.name}  {shapes} batch shape{'' if shapes == 1 else 's'}; "
-            f"{padding_share(first, self.data.lengths):.0%} of the token positions are padding"
-        )
+        self._tell_shapes(stage, state.stage)
         self.display.start(stage.name, steps, state.step)
         stop = Stop()
 
@@ -147,6 +142,14 @@ class Loop:
 
     def _plan(self, stage: Stage, index: int, epoch: int) -> list[PlannedBatch]:
         return plan(self.data.lengths, stage.batch, seed=self.seed, stage=index, epoch=epoch, longest=self.longest)
+
+    def _tell_shapes(self, stage: Stage, index: int) -> None:
+        first = self._plan(stage, index, 0)
+        shapes = len({batch.length for batch in first})
+        self.display.say(
+            f"{stage.name}  {shapes} batch shape{'' if shapes == 1 else 's'}; "
+            f"{padding_share(first, self.data.lengths):.0%} of the token positions are padding"
+        )
 
     def _step(
         self, step: Step, distiller: Distiller, stage: Stage, state: State, epoch: int, ids, length: Length
