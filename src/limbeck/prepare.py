@@ -338,6 +338,8 @@ def _models_agree(
             f"the classifier of {name} predicts {_predicted(source)}, which is not the task: a fresh one is made"
         )
         source = models.renew_classifier(source, corpus.task, asked.seed)
+    elif used and models.lacks_classifier(name, corpus.task):
+        notes.append(f"{name} has no classifier: a fresh one is made")
     if used:
         models.adopt_labels(source, corpus.task, f"student {name}")
     return corpus, source

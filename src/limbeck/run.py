@@ -4,11 +4,12 @@ import copy
 import json
 import platform
 import re
+import shlex
 import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
-from limbeck import efficiency, evaluation
+from limbeck import __version__, efficiency, evaluation
 from limbeck import recipe as recipes
 from limbeck.data.encoding import Encoded
 from limbeck.data.kinds import KINDS
@@ -393,14 +394,13 @@ def citations(name: str) -> list[str]:
 def environment() -> dict[str, Any]:
     """What the run ran on."""
     found: dict[str, Any] = {"python": platform.python_version(), "platform": platform.platform()}
-    for package in ("limbeck", "torch", "transformers", "accelerate", "numpy"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
+    found["limbeck"] = __version__
+    for package in ("torch", "transformers", "accelerate", "numpy"):
+        found[package] = version(package)
     found["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     found["threads"] = torch.get_num_threads()
-    found["command"] = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    program = Path(sys.argv[0]).name
+    found["command"] = shlex.join(["limbeck" if program == "__main__.py" else program, *sys.argv[1:]])
     return found
 
 
@@ -413,10 +413,9 @@ def _check_folder(folder: RunFolder, resume: bool) -> None:
     if not folder.request.exists():
         raise LimbeckError(f'--out "{folder.path}" holds something that is no run. Give an empty or new folder.')
     if not resume:
-        raise LimbeckError(
-            f'--out "{folder.path}" holds another run{" (finished)" if folder.finished else ""}. '
-            "Add --resume to go on with it, or give another folder."
-        )
+        how = "Delete it first" if folder.finished else "Add --resume to go on with it"
+        state = "a finished run" if folder.finished else "a run that is not finished"
+        raise LimbeckError(f'--out "{folder.path}" holds {state}. {how}, or give another folder.')
 
 
 def _there(path: Path) -> Iterable[Path]:
