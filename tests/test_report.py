@@ -242,13 +242,20 @@ def test_the_cards_front_matter_and_recipe_are_yaml(scores, tags):
     assert yaml.safe_load(fenced[1]) == RECIPE
     assert "@article{a, title={A}}\n\n@article{b}" in card
     assert "84.04" in card
+    assert "chosen on the same split" in card
     assert "None" not in card
 
 
 def test_the_card_without_a_hub_model_or_citations_leaves_them_out():
-    card = model_card(RECIPE, SCORES, [])
+    card = model_card(RECIPE, {**SCORES, "split": "test"}, [])
     assert "base_model" not in card
     assert "bibtex" not in card
+    assert "chosen on" not in card
+
+
+def test_the_card_asks_a_model_of_pairs_with_two_texts():
+    assert '"A sentence.", "Another one.", truncation' in model_card(RECIPE, SCORES, [], pairs=True)
+    assert "Another one" not in model_card(RECIPE, SCORES, [])
 
 
 def test_the_report_does_not_import_torch():

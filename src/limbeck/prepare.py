@@ -69,6 +69,7 @@ class Prepared:
     longest: int
     frozen: set[str]
     notes: list[str]
+    pairs: bool = False  # an example has two texts
     unreached: dict[int, list[str]] = field(default_factory=dict)  # by stage, once looked for
 
     @property
@@ -236,6 +237,7 @@ def _prepare(asked: Request) -> Prepared:
         longest,
         start.frozen,
         notes,
+        pairs=isinstance(texts, Split) and texts.text_pair is not None,
     )
 
 

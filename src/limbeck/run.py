@@ -182,6 +182,8 @@ def _execute(
         scores = _score(prepared, state, accelerator.device, earlier + time.monotonic() - began)
         _leave(prepared, folder, scores)
         display.say(_summary(scores, folder))
+        if warning := _nothing_learnt(prepared, scores):
+            display.say(warning)
     if track:
         accelerator.end_training()
     accelerator.wait_for_everyone()
@@ -367,6 +369,7 @@ def _leave(prepared: Prepared, folder: RunFolder, scores: dict[str, Any]) -> Non
             citations(name),
             kind=KINDS[prepared.task.kind],
             base_model=hub,
+            pairs=prepared.pairs,
             own_code=own_code,
         )
         (place / "README.md").write_text(card, encoding="utf8")
@@ -436,7 +439,7 @@ def _check_same(folder: RunFolder, asked: Request, prepared: Prepared) -> None:
 
 
 def _summary(scores: dict[str, Any], folder: RunFolder) -> str:
-    ran = f"in {clock(scores['seconds']['total'])}; the student is in {folder.student}"
+    ran = f"in {clock(scores['seconds']['total'])}; the student is in {folder.student}, its report is {folder.report}"
     if scores["student"] is None:
         return f"done {ran}"
     share = f"{scores['retention']:.1f} % of the teacher's" if (scores["retention"] or 0) > 0 else ""
@@ -444,6 +447,19 @@ def _summary(scores: dict[str, Any], folder: RunFolder) -> str:
         share = "less is better; the teacher's is"
     kept = f" ({share} {scores['teacher']:.2f})" if share else ""
     return f"{scores['metric']} {scores['student']:.2f} on {scores['split']}{kept}, {ran}"
+
+
+def _nothing_learnt(prepared: Prepared, scores: dict[str, Any]) -> str | None:
+    """A word on a student that does no better than one that reads nothing, whatever share of the teacher's it keeps."""
+    if scores["student"] is None:
+        return None
+    floor = evaluation.best_single_answer(prepared.task, prepared.evals[scores["split"]].right)
+    if floor is None or scores["student"] > floor:
+        return None
+    return (
+        f"The same answer for every example would have {scores['metric']} {floor:.2f}: this student has learnt nothing "
+        "yet. Train longer, or with another learning rate."
+    )
 
 
 def _listed(names: list[str], most: int = 4) -> str:
