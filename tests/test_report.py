@@ -11,6 +11,7 @@ import pytest
 import yaml
 from rich.console import Console
 
+from limbeck.cli import main
 from limbeck.errors import LimbeckError
 from limbeck.report.card import model_card
 from limbeck.report.figures import MOST_POINTS, bars, panel, stages
@@ -124,6 +125,30 @@ def test_the_page_of_several_runs_compares_them(several, tmp_path):
     assert len(links) == 3
     assert {str(link).removeprefix("#") for link in links} == targets
     assert "no scores yet" in html
+
+
+def test_runs_that_differ_by_the_seed_alone_are_averaged(tmp_path):
+    folders = []
+    for seed, student, few in ((1, 80.0, 100), (2, 84.0, 100), (3, 90.0, 50)):
+        folders.append(run_folder(tmp_path / f"run-{seed}", {**SCORES, "seed": seed, "student": student}))
+        request = {"teacher": "t", "seed": seed, "fingerprint": str(seed), "data": {"task": "rte", "few": few}}
+        (folders[-1] / "request.json").write_text(json.dumps(request))
+    html = write_report(folders, tmp_path / "report.html").read_text()
+    assert "82.00 ± 2.83" in html
+    assert "run-1, run-2</td>" in html
+    assert "the same: data.few." in html
+    html = write_report(folders[1:], tmp_path / "report.html").read_text()
+    assert "±" not in html.split("</section>")[0]
+    assert "the same" not in write_report(folders[:2], tmp_path / "report.html").read_text()
+
+
+def test_a_page_of_several_runs_leaves_their_own_pages_alone(several, monkeypatch, capsys):
+    monkeypatch.chdir(several[0].parent)
+    monkeypatch.setattr(sys, "argv", ["limbeck", "report", "a", "b"])
+    with pytest.raises(SystemExit):
+        main()
+    assert capsys.readouterr().out == "report.html\n"
+    assert not Path("a", "report.html").exists()
 
 
 def test_the_page_needs_nothing_beside_itself(several, tmp_path):
