@@ -86,7 +86,7 @@ def distill(
     wished = wishes(deepspeed)
     asked = request(
         recipe,
-        DataSpec(**data),
+        DataSpec.named(**data),
         set=(*wished.changes, *set),
         allow_code=allow_code,
         teacher=str(teacher) if teacher else None,
@@ -120,7 +120,7 @@ def finetune(
     wished = wishes(deepspeed)
     asked = request(
         "finetune",
-        DataSpec(**data),
+        DataSpec.named(**data),
         set=(*wished.changes, *set),
         allow_code=allow_code,
         student=str(model),

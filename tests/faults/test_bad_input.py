@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from limbeck import LimbeckError, Pace, cli, evaluation
+from limbeck import LimbeckError, Pace, cli, distill, evaluation
 from limbeck.data import grammar
+from limbeck.data.spec import DataSpec
 from tests import toy
 
 
@@ -263,6 +264,24 @@ stages:
     )
     status, said = limbeck("distill", recipe, *asked(tmp_path / "run"))
     assert_taught(status, said, ['"words"', "reaches no parameter that trains", "train list"], tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ({"trian": "train.csv"}, 'no option "trian". Did you mean "train"?'),
+        ({"epochs": 2}, r'set=\["stages.\*.epochs=2"\]'),
+    ],
+)
+def test_options_of_python_that_there_are_not(tmp_path, option, said):
+    with pytest.raises(LimbeckError, match=said):
+        distill("kd", teacher=toy.teacher("bert"), out=tmp_path / "run", **option)
+
+
+def test_paths_and_lists_of_python(tmp_path):
+    data = {name: Path(file) for name, file in toy.data().items()}
+    spec = DataSpec.named(**data, labels=["hen", "fox"])
+    assert spec == DataSpec(**toy.data(), labels=("hen", "fox"))
 
 
 def test_folder_of_another_run(limbeck, tmp_path):
