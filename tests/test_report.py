@@ -240,10 +240,21 @@ def test_comparison_shows_every_run():
     console = Console(width=200, record=True)
     console.print(comparison(rows))
     terminal = console.export_text()
-    for shown in ("84.04", "95.50 %", "12.1M / 22.7M", "3.05 / 6.10", "1 min 35 s"):
+    for shown in ("84.04", "95.50 %", "12.1M/22.7M", "3.05/6.10", "1m35s"):
         assert shown in terminal
     assert "a|b [red]" in terminal
     assert "None" not in terminal
+
+
+def test_a_comparison_on_one_task_fits_a_narrow_terminal():
+    long = {
+        "recipe": "hid-cls-contrast",
+        "latency_ms": {"teacher": 53.94, "student": 26.29},
+        "seconds": {"total": 3599},
+    }
+    console = Console(width=80, record=True)
+    console.print(comparison([SCORES, {**SCORES, **long}]))
+    assert "…" not in console.export_text()
 
 
 def test_markdown_holds_any_cell():
