@@ -1,6 +1,7 @@
 """Metrics against plain Python loops; predictions that depend on no order, padding or batch size."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from transformers import (
 from limbeck.data.encoding import Encoded
 from limbeck.data.tasks import Task
 from limbeck.errors import LimbeckError
-from limbeck.evaluation import arguments, evaluate, measure, predict, retention
+from limbeck.evaluation import arguments, best_single_answer, evaluate, measure, predict, retention
 
 BINARY = Task("binary", "classification", ("no", "yes"), ("accuracy", "f1", "matthews"))
 THREE = Task("three", "classification", ("a", "b", "c"), ("accuracy", "matthews"))
@@ -100,6 +101,12 @@ def test_a_collapsed_or_diverged_model_scores_zero_not_nan(value):
 def test_one_class_predicted_scores_zero_where_there_is_no_correlation():
     never_yes = measure(BINARY, np.array([[1.0, 0.0]] * 4), np.array([0, 1, 0, 1]))
     assert never_yes == {"accuracy": 50.0, "f1": 0.0, "matthews": 0.0}
+
+
+def test_the_best_single_answer():
+    assert best_single_answer(BINARY, np.array([0, 1, 1, 0, 1])) == pytest.approx(60)
+    assert best_single_answer(replace(BINARY, metrics=("matthews",)), np.array([0, 1, 1])) == 0
+    assert best_single_answer(GRADE, np.array([0.5, 1.5])) is None
 
 
 def test_faults_are_explained():

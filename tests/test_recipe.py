@@ -219,6 +219,7 @@ def test_stars_reach_every_stage(tmp_path):
         ("stages.distil.objectives.layer.weight=1", ['no "layer"', 'Did you mean "layers"?']),
         ("stages.distil.lr.x.y=1", ["leads nowhere"]),
         ("stage.distil.lr=1", ['no "stage"', 'Did you mean "stages"?']),
+        ("steps=3", ["steps: belongs to a stage", "stages.*.steps"]),
         ("stages.distil.lrr=1", ["stages.distil.lrr", "no such key", 'Did you mean "lr"?']),
         ("stages.distil.lr=fast", ["stages.distil.lr", "'fast' does not fit"]),
         ("stages.distil.lr=-1", ["stages.distil.lr", "greater than 0"]),

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from rich.console import Console
 
+from limbeck.cli import main
 from limbeck.errors import LimbeckError
 from limbeck.report.card import model_card
 from limbeck.report.figures import MOST_POINTS, bars, panel, stages
@@ -126,6 +127,30 @@ def test_the_page_of_several_runs_compares_them(several, tmp_path):
     assert "no scores yet" in html
 
 
+def test_runs_that_differ_by_the_seed_alone_are_averaged(tmp_path):
+    folders = []
+    for seed, student, few in ((1, 80.0, 100), (2, 84.0, 100), (3, 90.0, 50)):
+        folders.append(run_folder(tmp_path / f"run-{seed}", {**SCORES, "seed": seed, "student": student}))
+        request = {"teacher": "t", "seed": seed, "fingerprint": str(seed), "data": {"task": "rte", "few": few}}
+        (folders[-1] / "request.json").write_text(json.dumps(request))
+    html = write_report(folders, tmp_path / "report.html").read_text()
+    assert "82.00 ± 2.83" in html
+    assert "run-1, run-2</td>" in html
+    assert "the same: data.few." in html
+    html = write_report(folders[1:], tmp_path / "report.html").read_text()
+    assert "±" not in html.split("</section>")[0]
+    assert "the same" not in write_report(folders[:2], tmp_path / "report.html").read_text()
+
+
+def test_a_page_of_several_runs_leaves_their_own_pages_alone(several, monkeypatch, capsys):
+    monkeypatch.chdir(several[0].parent)
+    monkeypatch.setattr(sys, "argv", ["limbeck", "report", "a", "b"])
+    with pytest.raises(SystemExit):
+        main()
+    assert capsys.readouterr().out == "report.html\n"
+    assert not Path("a", "report.html").exists()
+
+
 def test_the_page_needs_nothing_beside_itself(several, tmp_path):
     html = write_report(several, tmp_path / "report.html").read_text()
     for tag, attributes in Tags(html).found:
@@ -215,10 +240,21 @@ def test_comparison_shows_every_run():
     console = Console(width=200, record=True)
     console.print(comparison(rows))
     terminal = console.export_text()
-    for shown in ("84.04", "95.50 %", "12.1M / 22.7M", "3.05 / 6.10", "1 min 35 s"):
+    for shown in ("84.04", "95.50 %", "12.1M/22.7M", "3.05/6.10", "1m35s"):
         assert shown in terminal
     assert "a|b [red]" in terminal
     assert "None" not in terminal
+
+
+def test_a_comparison_on_one_task_fits_a_narrow_terminal():
+    long = {
+        "recipe": "hid-cls-contrast",
+        "latency_ms": {"teacher": 53.94, "student": 26.29},
+        "seconds": {"total": 3599},
+    }
+    console = Console(width=80, record=True)
+    console.print(comparison([SCORES, {**SCORES, **long}]))
+    assert "…" not in console.export_text()
 
 
 def test_markdown_holds_any_cell():
@@ -242,13 +278,20 @@ def test_the_cards_front_matter_and_recipe_are_yaml(scores, tags):
     assert yaml.safe_load(fenced[1]) == RECIPE
     assert "@article{a, title={A}}\n\n@article{b}" in card
     assert "84.04" in card
+    assert "chosen on the same split" in card
     assert "None" not in card
 
 
 def test_the_card_without_a_hub_model_or_citations_leaves_them_out():
-    card = model_card(RECIPE, SCORES, [])
+    card = model_card(RECIPE, {**SCORES, "split": "test"}, [])
     assert "base_model" not in card
     assert "bibtex" not in card
+    assert "chosen on" not in card
+
+
+def test_the_card_asks_a_model_of_pairs_with_two_texts():
+    assert '"A sentence.", "Another one.", truncation' in model_card(RECIPE, SCORES, [], pairs=True)
+    assert "Another one" not in model_card(RECIPE, SCORES, [])
 
 
 def test_the_report_does_not_import_torch():

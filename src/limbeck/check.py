@@ -1,5 +1,6 @@
 """What a run would do, from one tiny forward and backward: before hours are spent on it."""
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -269,7 +270,7 @@ def _stage_table(stage: StageReport) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     for term in stage.terms:
         pairs = ", ".join(_met(term.pairs))
-        aligner = f"{term.aligner}, {term.aligner_parameters:,} parameters" if term.aligner_parameters else "none"
+        aligner = f"{term.aligner}\n{term.aligner_parameters:,} params" if term.aligner_parameters else "none"
         table.add_row(
             term.name,
             term.what,
@@ -310,4 +311,4 @@ def _stage_lines(stage: StageReport) -> Iterator[str]:
 
 
 def _size(gib: float) -> str:
-    return f"{gib:.1f} GiB" if gib >= 1 else f"{1024 * gib:.0f} MiB"
+    return f"{gib:.1f} GiB" if gib >= 1 else f"{math.ceil(1024 * gib)} MiB"

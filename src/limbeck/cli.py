@@ -5,6 +5,7 @@ torch is imported inside the commands that need it, so that help comes at once.
 
 import inspect
 import json
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
@@ -355,12 +356,15 @@ def evaluate(
 @takes()
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
-    page: Annotated[Path | None, _option("--out", "The page; without it, report.html in the first folder.")] = None,
+    page: Annotated[
+        Path | None, _option("--out", "The page; without it, report.html in the folder of all runs.")
+    ] = None,
 ) -> None:
-    """One self-contained HTML page about one run or several."""
+    """One self-contained HTML page about one run or several; those that differ by the seed alone get a mean."""
     from limbeck.report.page import write_report
 
-    out.print(str(write_report(runs, page or runs[0] / "report.html")))
+    common = os.path.relpath(os.path.commonpath([run.absolute() for run in runs]))
+    out.print(str(write_report(runs, page or Path(common, "report.html"))))
 
 
 @app.command()

@@ -21,7 +21,16 @@ from limbeck.models import quiet
 from limbeck.taps import Tap
 from limbeck.vocabulary import Predictor, loss_and_best, told
 
-__all__ = ["arguments", "evaluate", "evaluating", "lower_is_better", "measure", "predict", "retention"]
+__all__ = [
+    "arguments",
+    "best_single_answer",
+    "evaluate",
+    "evaluating",
+    "lower_is_better",
+    "measure",
+    "predict",
+    "retention",
+]
 TOKENS = 2**14  # of a batch, at most
 
 
@@ -100,6 +109,14 @@ def retention(student: float, teacher: float | None, *, lower: bool = False) -> 
     if teacher is None or teacher <= 0:
         return None
     return 100 * teacher / student if lower else 100 * student / teacher
+
+
+def best_single_answer(task: Task, right: np.ndarray) -> float | None:
+    """What the main metric gives for one class, the best one, on every example; None where answers are not classes."""
+    if task.kind != "classification" or not task.metrics:
+        return None
+    metric = kinds.KINDS[task.kind].metrics[task.metrics[0]]
+    return 100 * max(float(metric(np.full_like(right, label), right)) for label in range(len(task.labels)))
 
 
 def lower_is_better(task: Task) -> bool:

@@ -58,8 +58,10 @@ def write_json(path: Path, data: Any) -> None:
 def write_file(path: Path, write: Callable[[Path], object]) -> None:
     """Have `write` make a file under another name, of this process alone, then put it in place."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.touch()
+    mode = temporary.stat().st_mode
     write(temporary)
-    _sync(temporary)
+    _settle(temporary, mode)
     temporary.replace(path)
 
 
@@ -72,13 +74,15 @@ def write_folder(path: Path, write: Callable[[Path], None]) -> None:
     write(temporary)
     for file in temporary.rglob("*"):
         if file.is_file():
-            _sync(file)
+            _settle(file, temporary.stat().st_mode & 0o666)
     if path.exists():
         path.rename(old)
     temporary.rename(path)
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _sync(path: Path) -> None:
+def _settle(path: Path, mode: int) -> None:
+    """Have a file reach the disk, with the rights the user's umask gives: safetensors lets its owner alone read it."""
+    path.chmod(mode)
     with path.open("rb") as file:
         os.fsync(file.fileno())

@@ -70,7 +70,8 @@ def checkpoint(start: Start) -> None:
     _copy(start, {side: range(1, depth + 1) for side, (depth, _) in depths.items()}, with_head=True)
     start.fresh_classifier = False
     said = " and ".join(str(depth) for depth, _ in depths.values())
-    start.notes.append(f"starts as the checkpoint's first {said} layers and its classifier, if it has one")
+    classifier = " and its classifier" if architectures.head(start.student) else ""
+    start.notes.append(f"starts as the checkpoint's first {said} layers{classifier}")
 
 
 def classifier(start: Start, *, frozen: bool = False, project: bool = False) -> None:

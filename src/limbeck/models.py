@@ -22,7 +22,7 @@ from limbeck.data.alignment import is_generic
 from limbeck.data.kinds import KINDS, Kind, declared, of
 from limbeck.data.spec import DataSpec
 from limbeck.data.tasks import Task, plain
-from limbeck.errors import LimbeckError
+from limbeck.errors import LimbeckError, did_you_mean
 
 
 def locate(name: str) -> str:
@@ -50,9 +50,7 @@ def load_model(name: str, task: Task | None = None) -> PreTrainedModel:
     running text, a model without one."""
     config = config_of(name)
     wanted = KINDS[task.kind] if task else KINDS["classification"]
-    own = wanted if wanted.bare else _kind_of(config)
-    if own is not None and own.vocabulary and task is not None and not wanted.vocabulary:
-        own = None  # a language model has no classifier; read as one, it keeps a pooler it may have
+    own = _own_kind(config, task)
     fresh = own is None
     if fresh and task is None:
         raise LimbeckError(
@@ -215,6 +213,22 @@ def longest_input(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, 
     return min(wanted, architectures.positions(config), tokenizer.model_max_length)
 
 
+def lacks_classifier(name: str, task: Task) -> bool:
+    """Whether a checkpoint gets a fresh classifier when it is loaded for a task."""
+    return _own_kind(config_of(name), task) is None
+
+
+def _own_kind(config: PretrainedConfig, task: Task | None) -> Kind | None:
+    """The kind that a checkpoint is read as: its own, or None if it has no head, or one of no use for the task."""
+    wanted, own = KINDS[task.kind] if task else None, _kind_of(config)
+    if wanted is None:
+        return own
+    if wanted.bare:
+        return wanted
+    # A language model has no classifier; read as one, it keeps a pooler it may have.
+    return None if own is not None and own.vocabulary and not wanted.vocabulary else own
+
+
 def _kind_of(config: PretrainedConfig) -> Kind | None:
     """The kind of task a checkpoint has a head for."""
     return next(filter(None, (declared(name, config) for name in config.architectures or [])), None)
@@ -240,6 +254,10 @@ def _loaded(name: str, read: Callable[[str], Any]) -> Any:
             return read(locate(name))
     except (OSError, ValueError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        beside = Path(name).parent
+        if name.count("/") == 1 and beside.is_dir() and not Path(name).exists():
+            folders = [str(place) for place in sorted(beside.iterdir()) if place.is_dir()]
+            reason = f'there is no folder "{name}".{did_you_mean(name, folders)} As a hub id: {reason}'
         raise LimbeckError(
             f'"{name}" could not be loaded: {reason} Give a folder with config.json, tokenizer and model.safetensors, '
             "a run folder, or the id of a model on the hub."

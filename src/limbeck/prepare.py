@@ -69,6 +69,7 @@ class Prepared:
     longest: int
     frozen: set[str]
     notes: list[str]
+    pairs: bool = False  # an example has two texts
     unreached: dict[int, list[str]] = field(default_factory=dict)  # by stage, once looked for
 
     @property
@@ -202,6 +203,7 @@ def _prepare(asked: Request) -> Prepared:
         longest,
         start.frozen,
         notes,
+        pairs=isinstance(corpus.train, Split) and corpus.train.text_pair is not None,
     )
 
 
@@ -312,6 +314,8 @@ def _models_agree(
             f"the classifier of {name} predicts {_predicted(source)}, which is not the task: a fresh one is made"
         )
         source = models.renew_classifier(source, corpus.task, asked.seed)
+    elif used and models.lacks_classifier(name, corpus.task):
+        notes.append(f"{name} has no classifier: a fresh one is made")
     if used:
         models.adopt_labels(source, corpus.task, f"student {name}")
     return corpus, source

@@ -320,6 +320,8 @@ def _fault(data: Mapping[str, Any], error: dict[str, Any]) -> str:
         path[1] = str(stage.get("name", path[1])) if isinstance(stage, dict) else path[1]
     where = ".".join(path)
     if error["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        if len(path) == 1 and where in Stage.__dataclass_fields__:
+            return f"{where}: belongs to a stage. Say stages.*.{where}, or name the stage instead of *."
         return f"{where}: there is no such key.{did_you_mean(path[-1], fields)} Allowed: {', '.join(fields)}."
     if error["type"] in ("missing", "missing_argument"):
         return f"{where}: is missing."

@@ -4,11 +4,12 @@ import copy
 import json
 import platform
 import re
+import shlex
 import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
-from limbeck import efficiency, evaluation
+from limbeck import __version__, efficiency, evaluation
 from limbeck import recipe as recipes
 from limbeck.data.encoding import Encoded
 from limbeck.data.kinds import KINDS
@@ -85,7 +86,7 @@ def distill(
     wished = wishes(deepspeed)
     asked = request(
         recipe,
-        DataSpec(**data),
+        DataSpec.named(**data),
         set=(*wished.changes, *set),
         allow_code=allow_code,
         teacher=str(teacher) if teacher else None,
@@ -119,7 +120,7 @@ def finetune(
     wished = wishes(deepspeed)
     asked = request(
         "finetune",
-        DataSpec(**data),
+        DataSpec.named(**data),
         set=(*wished.changes, *set),
         allow_code=allow_code,
         student=str(model),
@@ -182,6 +183,8 @@ def _execute(
         scores = _score(prepared, state, found, accelerator.device, earlier + time.monotonic() - began)
         _leave(prepared, folder, scores)
         display.say(_summary(scores, folder))
+        if warning := _nothing_learnt(prepared, scores):
+            display.say(warning)
     if track:
         accelerator.end_training()
     accelerator.wait_for_everyone()
@@ -397,6 +400,7 @@ def _leave(prepared: Prepared, folder: RunFolder, scores: dict[str, Any]) -> Non
             citations(name),
             kind=KINDS[prepared.task.kind],
             base_model=hub,
+            pairs=prepared.pairs,
             own_code=own_code,
         )
         (place / "README.md").write_text(card, encoding="utf8")
@@ -424,14 +428,13 @@ def citations(name: str) -> list[str]:
 def environment() -> dict[str, Any]:
     """What the run ran on."""
     found: dict[str, Any] = {"python": platform.python_version(), "platform": platform.platform()}
-    for package in ("limbeck", "torch", "transformers", "accelerate", "numpy"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
+    found["limbeck"] = __version__
+    for package in ("torch", "transformers", "accelerate", "numpy"):
+        found[package] = version(package)
     found["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     found["threads"] = torch.get_num_threads()
-    found["command"] = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    program = Path(sys.argv[0]).name
+    found["command"] = shlex.join(["limbeck" if program == "__main__.py" else program, *sys.argv[1:]])
     return found
 
 
@@ -444,10 +447,9 @@ def _check_folder(folder: RunFolder, resume: bool) -> None:
     if not folder.request.exists():
         raise LimbeckError(f'--out "{folder.path}" holds something that is no run. Give an empty or new folder.')
     if not resume:
-        raise LimbeckError(
-            f'--out "{folder.path}" holds another run{" (finished)" if folder.finished else ""}. '
-            "Add --resume to go on with it, or give another folder."
-        )
+        how = "Delete it first" if folder.finished else "Add --resume to go on with it"
+        state = "a finished run" if folder.finished else "a run that is not finished"
+        raise LimbeckError(f'--out "{folder.path}" holds {state}. {how}, or give another folder.')
 
 
 def _there(path: Path) -> Iterable[Path]:
@@ -468,7 +470,7 @@ def _check_same(folder: RunFolder, asked: Request, prepared: Prepared) -> None:
 
 
 def _summary(scores: dict[str, Any], folder: RunFolder) -> str:
-    ran = f"in {clock(scores['seconds']['total'])}; the student is in {folder.student}"
+    ran = f"in {clock(scores['seconds']['total'])}; the student is in {folder.student}, its report is {folder.report}"
     if scores["student"] is None:
         return f"done {ran}"
     share = f"{scores['retention']:.1f} % of the teacher's" if (scores["retention"] or 0) > 0 else ""
@@ -476,6 +478,19 @@ def _summary(scores: dict[str, Any], folder: RunFolder) -> str:
         share = "less is better; the teacher's is"
     kept = f" ({share} {scores['teacher']:.2f})" if share else ""
     return f"{scores['metric']} {scores['student']:.2f} on {scores['split']}{kept}, {ran}"
+
+
+def _nothing_learnt(prepared: Prepared, scores: dict[str, Any]) -> str | None:
+    """A word on a student that does no better than one that reads nothing, whatever share of the teacher's it keeps."""
+    if scores["student"] is None:
+        return None
+    floor = evaluation.best_single_answer(prepared.task, prepared.evals[scores["split"]].right)
+    if floor is None or scores["student"] > floor:
+        return None
+    return (
+        f"The same answer for every example would have {scores['metric']} {floor:.2f}: this student has learnt nothing "
+        "yet. Train longer, or with another learning rate."
+    )
 
 
 def _listed(names: list[str], most: int = 4) -> str:

@@ -102,7 +102,7 @@ def test_check_tells_what_a_run_would_do(limbeck, tmp_path, monkeypatch):
     for part in (
         "70 examples", "0 = farm, 1 = wild",
         "teacher: 4 layers, width 32, 4 heads", "student: 2 layers, width 32, 4 heads",
-        "stage distil", "hidden", "1←1, 2←4", "32, 32", "linear(always=true), 2,112 parameters",
+        "stage distil", "hidden", "1←1, 2←4", "32, 32", "linear(always=true)", "2,112 params",
         "reads of the student: hidden 1, 2; logits", "reads of the teacher: hidden 1, 4; logits (4 of 4 layers run)",
         "10 steps of 16 examples at lr 3e-05", "MiB", "keeps the best student",
     ):  # fmt: skip
@@ -233,9 +233,11 @@ def test_run_folders(chain):
     assert {path.name for path in (place / "student" / "student").iterdir()} >= {
         "config.json", "model.safetensors", "tokenizer.json", "README.md",
     }  # fmt: skip
+    files = [path for path in (place / "student").rglob("*") if path.is_file()]
+    assert len({path.stat().st_mode for path in files}) == 1  # who may read one may read all
     environment = json.loads((place / "student" / "environment.json").read_text("utf8"))
-    assert "distill rail-kd-l" in environment["command"]
-    assert {"python", "torch", "transformers", "threads", "device"} <= environment.keys()
+    assert environment["command"].startswith("limbeck distill rail-kd-l")
+    assert {"python", "limbeck", "torch", "transformers", "threads", "device"} <= environment.keys()
 
 
 @pytest.mark.slow

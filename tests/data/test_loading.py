@@ -340,6 +340,15 @@ def test_a_text_that_is_no_text(write):
         load(DataSpec(train="a.jsonl"))
 
 
+def test_texts_that_are_trained_on_and_scored_on_are_counted(write):
+    write("train.csv", csv_of([(f"text {n}", str(n % 2)) for n in range(8)]))
+    write("dev.csv", csv_of([("text 1", "1"), ("other", "0"), ("more", "1")]))
+    write("clean.csv", csv_of([("other", "0"), ("more", "1")]))
+    leaked, clean = (load(DataSpec(train="train.csv", eval=file)).notes for file in ("dev.csv", "clean.csv"))
+    assert "dev: 1 of its 3 texts are trained on too, so that its scores flatter" in leaked
+    assert not any("trained on" in note for note in clean)
+
+
 def test_held_out_examples_are_the_same_every_time_and_share_no_text(write):
     rows = [(f"text {n % 150}", str(n % 2)) for n in range(300)]
     write("a.csv", csv_of(rows))

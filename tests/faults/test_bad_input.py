@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from limbeck import LimbeckError, Pace, cli, evaluation
+from limbeck import LimbeckError, Pace, cli, distill, evaluation
 from limbeck.data import grammar
+from limbeck.data.spec import DataSpec
 from tests import toy
 
 
@@ -265,11 +266,29 @@ stages:
     assert_taught(status, said, ['"words"', "reaches no parameter that trains", "train list"], tmp_path / "run")
 
 
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ({"trian": "train.csv"}, 'no option "trian". Did you mean "train"?'),
+        ({"epochs": 2}, r'set=\["stages.\*.epochs=2"\]'),
+    ],
+)
+def test_options_of_python_that_there_are_not(tmp_path, option, said):
+    with pytest.raises(LimbeckError, match=said):
+        distill("kd", teacher=toy.teacher("bert"), out=tmp_path / "run", **option)
+
+
+def test_paths_and_lists_of_python(tmp_path):
+    data = {name: Path(file) for name, file in toy.data().items()}
+    spec = DataSpec.named(**data, labels=["hen", "fox"])
+    assert spec == DataSpec(**toy.data(), labels=("hen", "fox"))
+
+
 def test_folder_of_another_run(limbeck, tmp_path):
     assert not limbeck("distill", "kd", *asked(tmp_path / "run", epochs=1))[0]
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
     status, said = limbeck("distill", "kd", *asked(tmp_path / "run", epochs=1))
-    assert_taught(status, said, ["holds another run (finished)", "--resume"])
+    assert_taught(status, said, ["holds a finished run", "another folder"])
     status, said = limbeck("distill", "pkd", *asked(tmp_path / "run", epochs=1, resume=True))
     assert_taught(status, said, ["recipe.name: was 'kd', now 'pkd'", "--out"])
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before
@@ -287,6 +306,13 @@ def test_file_where_a_folder_is_wanted(limbeck, tmp_path):
     (tmp_path / "run").touch()
     status, said = limbeck("distill", "kd", *asked(tmp_path / "run"))
     assert_taught(status, said, [str(tmp_path / "run"), "folder"])
+
+
+def test_teacher_of_a_folder_misspelt(limbeck, tmp_path, monkeypatch):
+    (tmp_path / "runs" / "teacher").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    status, said = limbeck("distill", "kd", *asked(tmp_path / "run", teacher="runs/techer"))
+    assert_taught(status, said, ['there is no folder "runs/techer"', 'Did you mean "runs/teacher"?'], tmp_path / "run")
 
 
 def test_teacher_without_classifier(limbeck, tmp_path):

@@ -1,8 +1,11 @@
 """Which data a run reads, as the user named it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
 
 from limbeck.data.tasks import find_task
+from limbeck.errors import LimbeckError, did_you_mean
 
 STRIDE = 128  # tokens
 
@@ -31,6 +34,24 @@ class DataSpec:
     few: int | None = None
     label_noise: float | None = None
     supplement: str | None = None
+
+    @classmethod
+    def named(cls, **options: Any) -> "DataSpec":
+        """What a caller of Python named: paths may be `Path`s, and labels a list."""
+        known = [field.name for field in fields(cls)]
+        for name in options:
+            if name in ("epochs", "lr", "batch"):
+                raise LimbeckError(f'{name} is a value of the recipe: set=["stages.*.{name}={options[name]}"].')
+            if name not in known:
+                raise LimbeckError(
+                    f'there is no option "{name}".{did_you_mean(name, known)} Data are said with {", ".join(known)}.'
+                )
+        plain: dict[str, Any] = {
+            name: str(value) if isinstance(value, Path) else value for name, value in options.items()
+        }
+        if plain.get("labels") is not None:
+            plain["labels"] = tuple(plain["labels"])
+        return cls(**plain)
 
     @property
     def task_name(self) -> str | None:

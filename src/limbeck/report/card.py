@@ -18,13 +18,14 @@ def model_card(
     *,
     kind: Kind = KINDS["classification"],
     base_model: str | None = None,
+    pairs: bool = False,
     own_code: bool = False,
 ) -> str:
     """The README.md of a student folder, in the Hub's format.
 
     `scores` is the run's `scores.json`; `citations` are BibTeX entries of the methods used; `base_model` is the Hub id
     of the teacher, or of the model that was fine-tuned. Leave it out for a local folder, which the Hub cannot link.
-    `kind` is that of the task. `own_code`: the folder holds the code of its model.
+    `kind` is that of the task. `pairs`: an example has two texts. `own_code`: the folder holds the code of its model.
     """
     distilled = bool((scores.get("params") or {}).get("teacher")) or scores.get("teacher") is not None
     front = {
@@ -37,9 +38,13 @@ def model_card(
         f"---\n{_yaml(front)}---",
         f"# {scores['task']}, {recipe['name']}",
         _introduction(recipe, scores, distilled, base_model),
-        f"## Scores\n\nOn the {scores.get('split', 'evaluation')} split, {_scale(scores)}.",
+        f"## Scores\n\nOn the {scores.get('split', 'evaluation')} split, {_scale(scores)}.{_chosen(scores)}",
         metrics_markdown(scores),
-        LOADING.format(auto=kind.auto, output=kind.output, options=", trust_remote_code=True" if own_code else "")
+        LOADING.format(
+            auto=kind.auto,
+            output=kind.output.replace(ONE, TWO) if pairs else kind.output,
+            options=", trust_remote_code=True" if own_code else "",
+        )
         + (OWN_CODE if own_code else ""),
         f"## Recipe\n\n```yaml\n{_yaml(recipe)}```",
     ]
@@ -48,6 +53,7 @@ def model_card(
     return "\n\n".join(sections) + "\n"
 
 
+ONE, TWO = '"A sentence."', '"A sentence.", "Another one."'
 LOADING = """## Use
 
 ```python
@@ -75,8 +81,14 @@ def _introduction(recipe: Mapping[str, Any], scores: Mapping[str, Any], distille
     kept = scores.get("retention")
     less = scores.get("metric") in scores.get("lower", ())
     quality = f" It keeps {kept:.1f} % of the teacher's {scores['metric']}." if kept is not None and not less else ""
-    teacher = f"its teacher{origin}"
+    larger = (scores.get("params") or {}).get("teacher")
+    teacher = f"its teacher{origin}{f', which has {count(larger)},' if larger else ''}"
     return f"{model} for {scores['task']}, distilled from {teacher} with limbeck (recipe `{recipe['name']}`).{quality}"
+
+
+def _chosen(scores: Mapping[str, Any]) -> str:
+    same = scores.get("selected_on") is not None and scores["selected_on"] == scores.get("split")
+    return " The epoch was chosen on the same split, which flatters a little." if same else ""
 
 
 def _scale(scores: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from limbeck.errors import LimbeckError
 from limbeck.folder import write_text
-from limbeck.report import figures, tables
+from limbeck.report import figures, seeds, tables
 from limbeck.report.runs import Run, read_run
 
 __all__ = ["write_report"]
@@ -22,6 +22,7 @@ class Section:
     """What the page shows of one run."""
 
     name: str
+    seed: str
     finished: bool
     cells: dict[str, str]
     highlights: list[tuple[str, str, str]]
@@ -37,8 +38,12 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
     if not runs:
         raise LimbeckError("A report needs at least one run folder: limbeck report RUN…")
     folders = [read_run(path) for path in runs]
+    names = _names(folders)
     html = _template().render(
-        sections=[_section(run, name) for run, name in zip(folders, _names(folders))],
+        sections=[_section(run, name) for run, name in zip(folders, names)],
+        averages=seeds.averages(list(zip(names, folders))),
+        average_headings=seeds.HEADINGS,
+        unlike=seeds.unlike(folders),
         headings=list(tables.cells({})),
         frame=figures.FRAME,
     )
@@ -64,6 +69,7 @@ def _section(run: Run, name: str) -> Section:
     cells = tables.cells(run.scores)
     return Section(
         name=name,
+        seed=str(run.scores.get("seed", tables.NOTHING)),
         finished=bool(run.scores),
         cells=cells,
         highlights=_highlights(run.scores, cells) if run.scores else [],

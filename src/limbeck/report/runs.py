@@ -16,6 +16,7 @@ class Run:
 
     path: Path
     recipe: str
+    request: dict[str, Any]
     environment: dict[str, Any]
     metrics: list[dict[str, Any]]
     scores: dict[str, Any]
@@ -32,6 +33,7 @@ def read_run(path: Path) -> Run:
     return Run(
         path=path,
         recipe=_text(path / "recipe.yaml"),
+        request=_json(path / "request.json"),
         environment=_json(path / "environment.json"),
         metrics=_json_lines(path / "metrics.jsonl"),
         scores=_json(path / "scores.json"),

@@ -12,6 +12,7 @@ __all__ = ["cells", "comparison", "count", "duration", "markdown", "metrics_mark
 Scores = Mapping[str, Any]
 NOTHING = "–"
 SHORT = {"retention": "kept", "parameters": "params", "latency, ms": "ms"}  # a terminal is narrow
+NARROWED = ("parameters", "latency, ms", "time")  # 1m40s, 1.84/2.90: with spaces, 80 columns would cut them off
 
 
 def cells(scores: Scores) -> dict[str, str]:
@@ -47,7 +48,8 @@ def comparison(rows: Sequence[Scores]) -> Table:
         left = heading in ("recipe", "task", "metric")
         table.add_column(SHORT.get(heading, heading), justify="left" if left else "right", no_wrap=True)
     for row in shown:
-        table.add_row(*(Text(row[heading]) for heading in headings))
+        narrow = {**row, **{name: row[name].replace(" min", "m").replace(" ", "") for name in NARROWED}}
+        table.add_row(*(Text(narrow[heading]) for heading in headings))
     return table
 
 

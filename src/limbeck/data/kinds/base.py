@@ -25,7 +25,7 @@ class Kind:
     auto = "AutoModelForSequenceClassification"  # the class of transformers that loads its models
     head = ""  # the linear map over every token that predicts, from the whole model; empty: the family's classifier
     pipeline = "text-classification"  # what the hub calls it
-    output = 'logits = model(**tokenizer("A sentence.", return_tensors="pt")).logits'  # how its models are asked
+    output = 'logits = model(**tokenizer("A sentence.", truncation=True, return_tensors="pt")).logits'  # how to ask one
     like = ""  # the kind whose models it takes, where it has none of its own
     per_token = False
     bare = False  # its models have no head

@@ -29,6 +29,10 @@ class Classification(Kind):
     """One label an example."""
 
     name = "classification"
+    output = (
+        'inputs = tokenizer("A sentence.", truncation=True, return_tensors="pt")\n'
+        "print(model.config.id2label[model(**inputs).logits.argmax().item()])"
+    )
     metrics = {"accuracy": accuracy, "f1": f1, "matthews": matthews}  # noqa: RUF012
 
     def owns(self, architecture: str, config: Any) -> bool:
