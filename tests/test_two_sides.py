@@ -223,6 +223,17 @@ def test_a_decoder_may_have_another_depth(family):
     assert narrow(**tiny_texts()).logits.shape[-1] == 100
 
 
+@families
+@torch.no_grad()
+def test_no_logits_are_made_to_be_thrown_away(family):
+    """BART's bias is as wide as the vocabulary, and would widen whatever stands in the place of its output map."""
+    tap, sizes = Tap(tiny_pair(family), [("logits", LOGITS)]), []
+    tap.runs.register_forward_hook(lambda _, __, output: sizes.append(output.logits.numel()))
+    batch = tiny_texts()
+    tap(**batch)
+    assert sizes[0] < batch["labels"].numel() * 100
+
+
 def test_a_recipe_moves_to_a_side():
     plain = resolve("cr-ild")
     moved, both = sided(plain, "encoder"), sided(plain, "both")

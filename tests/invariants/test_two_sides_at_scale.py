@@ -5,10 +5,9 @@ import torch
 
 import limbeck
 from limbeck import Distiller
-from limbeck.engine.blocks import Recomputed
 from limbeck.objectives import Labels, Logits, Match
 from tests import toy
-from tests.engine.test_blocks import learn
+from tests.engine.test_blocks import assert_recomputed_is_plain
 from tests.invariants.test_split import torchrun
 from tests.tiny import tiny_pair, tiny_texts
 
@@ -27,14 +26,7 @@ def test_recomputed_blocks_give_the_same(family):
     }
     module = Distiller(tiny_pair(family), tiny_pair(family, 2, 2, seed=1), objectives).train()
     batch = tiny_texts(sizes=(9, 5, 7, 9), targets=(3, 6, 4, 6))
-    parts, gradients, size = learn(module, batch)
-    gradients = {name: value.clone() for name, value in gradients.items()}
-    again, others, less = learn(module, batch, Recomputed(module.student))
-    assert {n: p.item() for n, p in again.items()} == {n: p.item() for n, p in parts.items()}
-    assert others.keys() == gradients.keys()
-    for name, value in gradients.items():
-        torch.testing.assert_close(others[name], value, rtol=0, atol=1e-6)
-    assert less < size
+    assert_recomputed_is_plain(module, batch)
 
 
 def data():
