@@ -1,4 +1,4 @@
-"""The README's examples run as they stand."""
+"""The README's examples run as they stand, and links of all pages lead somewhere."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,8 @@ import pytest
 from limbeck.data import grammar
 from tests import toy
 
-README = (Path(__file__).parent.parent / "README.md").read_text("utf8")
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text("utf8")
 
 
 def example(name: str) -> str:
@@ -32,3 +33,11 @@ def test_every_recipe_is_named() -> None:
 
     missing = [name for name in shipped() if f"`{name}`" not in README]
     assert not missing
+
+
+def test_links_lead_somewhere() -> None:
+    """Above all to the raw results that numbers rest on."""
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/**/*.md")]
+    links = [(page, link) for page in pages for link in re.findall(r"\]\(([^)#\s]+)", page.read_text("utf8"))]
+    assert len(links) > 50
+    assert not [(page.name, link) for page, link in links if "://" not in link and not (page.parent / link).exists()]
