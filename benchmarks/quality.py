@@ -69,6 +69,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--lr", default="5e-5")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--own-start", action="store_true", help="students start as their recipes say")
+    parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="changes all recipes")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--work", default="runs/quality", help="where the run folders go")
     parser.add_argument("--results", required=True, help="writes RESULTS.json and RESULTS.md")
@@ -105,7 +106,7 @@ def one(job: tuple) -> dict:
     limbeck = limbeck_in(args.workers)
     data = {"train": args.train, "eval": args.eval} if args.train else {"task": task, "data": args.data}
     named, epochs = data.get("task"), dict(zip(args.tasks, args.epochs * len(args.tasks)))[task]
-    same = alike("finetune", named, epochs, args)[1:] if recipe == "teacher" else alike(recipe, named, epochs, args)
+    same = alike(recipe, named, epochs, args)
     common = {
         **data, "max_length": args.max_length, "out": str(folder).replace(":", "-"), "seed": seed,
         "resume": True, "quiet": True, "pace": limbeck.Pace(save_every=1e9),
@@ -148,11 +149,14 @@ def alike(recipe: str, task: str | None, epochs: float, args: argparse.Namespace
     """What makes a recipe start as the others do, and take as many steps, of the same size."""
     from limbeck.recipe import resolve
 
+    if recipe == "teacher":
+        return [f"stages.*.epochs={epochs}", f"stages.*.lr={args.lr}", f"stages.*.batch={args.batch}"]
     asked = resolve(recipe, task=task)
     start = asked.init if args.own_start and recipe != "finetune" else ["layers(first)", *asked.init[1:]]
     changes = [f"init=[{', '.join(map(str, start))}]", f"stages.*.batch={args.batch}"]
     changes += [f"stages.*.epochs={epochs / len(asked.stages)}"]
-    return changes + [f"stages.{stage.name}.lr={args.lr}" for stage in asked.stages if "student" in stage.train]
+    changes += [f"stages.{stage.name}.lr={args.lr}" for stage in asked.stages if "student" in stage.train]
+    return changes + args.set
 
 
 def write(rows: list[dict], args: argparse.Namespace, seconds: float) -> str:
