@@ -70,8 +70,7 @@ def checkpoint(start: Start) -> None:
     _copy(start, {side: range(1, depth + 1) for side, (depth, _) in depths.items()}, with_head=True)
     start.fresh_classifier = False
     said = " and ".join(str(depth) for depth, _ in depths.values())
-    classifier = " and its classifier" if architectures.head(start.student) else ""
-    start.notes.append(f"starts as the checkpoint's first {said} layers{classifier}")
+    start.notes.append(f"starts as the checkpoint's first {said} layers")
 
 
 def classifier(start: Start, *, frozen: bool = False, project: bool = False) -> None:
