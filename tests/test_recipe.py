@@ -211,6 +211,7 @@ def test_what_a_variant_changes():
     assert ("stages.predictions.lr", 2e-5, 3e-5) in changes
     assert ("stages.layers.lr", 5e-5, 3e-5) in changes  # not the paper's value for the task: a variant has its own
     assert variant_values("cr-ild", "stsb") == []
+    assert all(now is not None for _, _, now in variant_values("ted:code", None))  # it leaves nothing out
 
 
 def test_what_is_set_wins_over_the_task_and_the_variant():
