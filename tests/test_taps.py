@@ -496,7 +496,7 @@ def test_an_unknown_family_says_what_to_add():
         Tap(model, [("cls", 1)])
 
 
-@pytest.mark.parametrize("family", ["olmo2", "phi3", "gpt_neox", "smollm3"])
+@pytest.mark.parametrize("family", ["olmo2", "phi3", "gpt_neox", "smollm3", "opt"])
 @torch.no_grad()
 def test_an_unknown_family_laid_out_as_llama_is_found(family):
     model = tiny_model(family, LAYERS, pad_token_id=0, num_key_value_heads=2)

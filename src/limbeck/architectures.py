@@ -280,13 +280,15 @@ def _like_llama(model: PreTrainedModel) -> Family | None:
     """The paths of a model of no known type: one list of equal blocks, each with one self-attention that goes by
     transformers' attention interface, behind it a norm, and one linear map for a classifier."""
     base = model.base_model
-    lists = [(name, list(m)) for name, m in base.named_children() if isinstance(m, nn.ModuleList) and len(m)]
+    inside = dict(base.named_children())
+    path, stack = next((f"{name}.", module) for name, module in inside.items()) if len(inside) == 1 else ("", base)
+    lists = [(path + name, list(m)) for name, m in stack.named_children() if isinstance(m, nn.ModuleList) and len(m)]
     outputs = [name for name, m in model.named_children() if m is not base and isinstance(m, nn.Linear)]
     outputs = [""] if base is model else outputs
-    norms = [name for name, m in base.named_children() if "Norm" in type(m).__name__]
-    tables = tuple(name for name, m in base.named_children() if isinstance(m, nn.Embedding))
-    once = all(len(found) == 1 for found in (lists, outputs, norms, tables))
-    if not (once and model._supports_attention_backend):
+    norms = [path + name for name, m in stack.named_children() if "Norm" in type(m).__name__]
+    tables = tuple(path + name for name, m in stack.named_children() if isinstance(m, nn.Embedding))
+    once = all(len(found) == 1 for found in (lists, outputs, norms))
+    if not (once and tables and model._supports_attention_backend):
         return None
     (place, found), (output,), (norm,) = lists[0], outputs, norms
     attentions = [name for name, m in found[0].named_children() if "Attention" in type(m).__name__]
