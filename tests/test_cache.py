@@ -7,14 +7,18 @@ import pytest
 import torch
 
 import limbeck
-from limbeck import cache
+from limbeck import cache, teachers
+from limbeck.check import examine, precision
 from limbeck.data.encoding import Encoded
 from limbeck.data.plan import BUCKETS
+from limbeck.data.spec import DataSpec
 from limbeck.distiller import Distiller
 from limbeck.features import LOGITS
 from limbeck.objectives import Match
+from limbeck.prepare import prepare, request
 from limbeck.taps import Tap
 from limbeck.teachers import Cached, Live
+from tests import toy
 from tests.tiny import every_family, tiny_model
 
 CPU = torch.device("cpu")
@@ -179,6 +183,24 @@ def test_sizes_are_those_of_the_tables():
     tap = Tap(model, SITES)
     for table in built(model, data)[0]:
         assert cache.size_of(table.site, tap, data, torch.float32) == table.values.nbytes
+
+
+@pytest.mark.parametrize(("epochs", "pays"), [(3, True), (1, False)])
+def test_check_says_what_a_run_will_hold(epochs, pays, tmp_path, monkeypatch):
+    asked = {"teacher": toy.teacher("bert"), "layers": 2, "set": [f"stages.*.epochs={epochs}"]}
+    data, held, build = toy.data(), [], cache.build
+
+    def watch(*args, **options):
+        tables = build(*args, **options)
+        held.extend(table.values.nbytes for table in tables)
+        return tables
+
+    monkeypatch.setattr(teachers, "build", watch)
+    limbeck.distill("lwd", out=tmp_path / "run", quiet=True, **asked, **data)
+    said = examine(prepare(request("lwd", DataSpec(**data), **asked)), {}).stages[0].cache_gib
+    assert bool(held) == pays
+    assert said * 2**30 == sum(held)
+    assert [precision(torch.device(name)) for name in ("cpu", "cuda")] == [torch.float32, torch.bfloat16]
 
 
 @pytest.mark.parametrize("site", ["attention", "scores", "value_relation"])

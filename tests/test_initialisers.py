@@ -266,6 +266,13 @@ def test_the_teachers_embeddings(teachers, family):
     assert frozen == {name for name, _ in start.student.named_parameters()} & set(ours)
 
 
+def test_a_wide_head_needs_a_class_of_its_own():
+    """Found when the student starts, not when it is saved."""
+    teacher, small = tiny_model("camembert"), tiny_model("camembert", 2, width=16)
+    with pytest.raises(LimbeckError, match=r"no class for that of type camembert.*wide_head\.py"):
+        start_student(["layers", "classifier"], teacher, small, depth=2, labels={"num_labels": 3}, seed=0)
+
+
 def test_embeddings_need_a_teacher_that_fits(teachers):
     with pytest.raises(LimbeckError, match="there is no teacher"):
         start_student(["embeddings"], None, tiny_model(), labels=LABELS, seed=0)

@@ -23,10 +23,24 @@ def sizes(pair):
     return [tuple(map(int, found)) for found in re.findall(r"(\d+)/(\d+)", pair["sizes"])]
 
 
+def parsed(pair):
+    """What the commands of a pair say, each as its options."""
+    known, said = typer.main.get_command(app).commands, []
+    for command in pair["commands"]:
+        name, *words = shlex.split(command)[1:]
+        said.append(known[name].make_context(name, words).params)
+    return said
+
+
+def asked(pair):
+    """What the distillation of a pair is asked for."""
+    return next(options for options in parsed(pair) if "recipe" in options)
+
+
 def bound(pair):
     """Every objective of the pair's recipe, settled for models of these sizes."""
     teacher, student = (Shape(layers, width, width // 64, 2) for layers, width in sizes(pair))
-    recipe = resolve(pair["recipe"])
+    recipe = resolve(pair["recipe"], task=asked(pair).get("kind"))
     terms = [build(o, recipe.aligners) for stage in recipe.stages for o in stage.objectives.values()]
     named = {name: NamedAligner(parse(call)) for name, call in recipe.aligners.items()}
     for term in terms:
@@ -41,23 +55,31 @@ def test_a_recipe_accepts_the_sizes_of_its_pair(pair):
 
 @every_pair
 def test_its_commands_parse(pair):
-    commands = typer.main.get_command(app).commands
-    teacher, student = [shlex.split(command)[1:] for command in pair["commands"]]
-    made = commands[teacher[0]].make_context(teacher[0], teacher[1:])
-    asked = commands[student[0]].make_context(student[0], student[1:])
-    assert made.params["model"] == pair["teacher"]
-    assert asked.params["recipe"] == pair["recipe"]
-    assert asked.params["teacher"] == str(made.params["out"])
-    assert asked.params["task"] == made.params["task"]
+    distil, made = asked(pair), [options for options in parsed(pair) if "recipe" not in options and not options["grid"]]
     (_, _), (layers, width) = sizes(pair)
-    named = re.search(r"L-(\d+)_H-(\d+)", asked.params["student"] or "")
-    assert asked.params["layers"] in (None, layers)
-    assert asked.params["layers"] or asked.params["student"]
+    assert distil["recipe"] == pair["recipe"]
+    models = ([] if pair.get("pretrained") else [pair["teacher"]]) + ([pair["small"]] if "small" in pair else [])
+    assert [one["model"] for one in made] == models
+    assert distil["teacher"] == (pair["teacher"] if pair.get("pretrained") else str(made[0]["out"]))
+    assert "small" not in pair or (distil["student"], distil["set"]) == (str(made[1]["out"]), ["init=[checkpoint]"])
+    assert all(distil[name] == one[name] for one in made for name in ("task", "data", "train", "kind"))
+    named = re.search(r"L-(\d+)_H-(\d+)", distil["student"] or "")
+    assert distil["layers"] in (None, layers)
+    assert distil["layers"] or distil["student"]
     assert named is None or named.groups() == (str(layers), str(width))
+
+
+def test_a_body_is_fine_tuned_over_the_papers_grid():
+    (pair,) = [pair for pair in PAIRS if "grid" in pair]
+    body, tuned = parsed(pair)
+    assert tuned["model"] == str(body["out"])
+    assert tuned["grid"] == ["lr=1e-5,3e-5,5e-5,8e-5", "batch=16,32"]
+    assert resolve(pair["recipe"], task=body["kind"]).init == ["random"]
 
 
 def test_the_pairs_of_one_recipe():
     assert {pair["recipe"] for pair in pairs("rail-kd-l")} == {"rail-kd-l"}
+    assert {pair["recipe"] for pair in pairs("cr-ild")} == {"cr-ild", "cr-ild:t5"}
     with pytest.raises(LimbeckError, match=r'for recipe "kd"\. There are some for .*rail-kd-l'):
         pairs("kd")
 
@@ -72,7 +94,9 @@ def test_the_pairs_of_one_recipe():
         ("ILD-RTC", "12/768 → 2/128", [6]),
         ("How to distill your BERT", "12/768 → 3/768", [4, 8, 12]),
         ("RAIL-KD", "24/1024 → 6/768", list(range(1, 24))),
+        ("How to distill your BERT", "12/768 → 6/768", [12]),
         ("CR-ILD", "12/768 → 6/768", [12]),
+        ("CR-ILD", "12/768 → 6/512", [12]),
         ("TED", "12/768 → 6/768", [1, 3, 5, 8, 10, 12]),
         ("TED", "12/768 → 12/384", list(range(1, 13))),
         ("TED", "24/1024 → 12/384", [1, 3, 5, 7, 9, 11, 14, 16, 18, 20, 22, 24]),

@@ -19,11 +19,10 @@ HEADINGS = ["What it adds", "Recipe", "Suggested values", "What the paper leaves
 
 
 def choices(name):
-    """A recipe, its variants, and its tasks."""
+    """A recipe, its variants, and the tasks of all of them."""
     data = read(name)
-    return [(name, None), *((f"{name}:{v}", None) for v in data.get("variants", {}))] + [
-        (name, task) for task in data.get("tasks", {})
-    ]
+    forms = {name: data, **{f"{name}:{variant}": changes for variant, changes in data.get("variants", {}).items()}}
+    return [(form, task) for form, changes in forms.items() for task in (None, *changes.get("tasks", {}))]
 
 
 EVERY = [choice for name in NAMES for choice in choices(name)]
@@ -76,7 +75,9 @@ def test_a_shipped_recipe_is_short(name):
 
     text = (resources.files("limbeck") / "recipes" / f"{name}.yaml").read_text("utf8")
     assert yaml.safe_load(text)["name"] == name
-    assert len(text.splitlines()) <= 40
+    method = re.split(r"^(?:tasks|variants):", text, flags=re.MULTILINE)[0]  # what follows are values, and other forms
+    assert len(method.splitlines()) <= 24
+    assert len(text.splitlines()) <= 48
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -146,6 +147,59 @@ def test_the_papers_table_of_values(name, task, alpha, beta, lr):
     assert (stage.lr, stage.batch, stage.epochs) == (lr, 8, 4)
 
 
+@pytest.mark.parametrize("name", ["ild:four-layers", "ild-rtc:four-layers"])
+@pytest.mark.parametrize(
+    ("task", "alpha", "beta", "lr"),
+    [
+        ("sst2", 0.2, 1000, 2e-5),
+        ("mrpc", 0.5, 500, 1e-5),
+        ("qqp", 0.5, 10, 2e-5),
+        ("mnli", 0.5, 1000, 2e-5),
+        ("qnli", 0.2, 1000, 2e-5),
+        ("rte", 0.5, 10, 1e-5),
+    ],
+)
+def test_the_papers_table_of_values_for_four_layers(name, task, alpha, beta, lr):
+    test_the_papers_table_of_values(name, task, alpha, beta, lr)
+
+
+@pytest.mark.parametrize(
+    ("task", "logits", "layers"),
+    [
+        ("mnli", 5, 7500),
+        ("qqp", 20, 1000),
+        ("qnli", 20, 100),
+        ("mrpc", 20, 100),
+        ("rte", 20, 50),
+        ("stsb", 20, 50),
+        ("sst2", 20, 20),
+        ("cola", 0, 10),
+    ],
+)
+def test_the_weights_of_teds_scripts(task, logits, layers):
+    objectives = resolve("ted:code", task=task).stages[1].objectives
+    assert [objectives[name]["weight"] for name in ("logits", "layers")] == [logits, layers]
+
+
+@pytest.mark.parametrize("name", ["cr-ild:code", "l-ild:code", "u-ild:code"])
+@pytest.mark.parametrize(
+    ("task", "epochs"), [("rte", 20), ("stsb", 20), ("sst2", 10), ("qnli", 10), ("mnli", 5), ("qqp", 5)]
+)
+def test_the_schedule_of_cr_ilds_script(name, task, epochs):
+    layers, predictions = resolve(name, task=task).stages
+    assert (layers.lr, layers.batch, layers.epochs) == (3e-5, 32, epochs)
+    assert (predictions.lr, predictions.batch, predictions.epochs) == (3e-5, 16, 4)
+    stairs = {o["weight"] for n, o in layers.objectives.items() if n.endswith("consistency")}
+    assert stairs <= {f"stairs(0.1, steps={epochs})"}  # one an epoch
+
+
+def test_a_variants_values_for_tasks_are_shown_and_stand_alone():
+    path = "stages.distil.objectives.layers.weight"
+    assert task_values("ild-rtc:four-layers", "rte") == {"stages.distil.lr": "1e-5", path: 10}
+    assert task_values("cr-ild:code", "rte") == {}
+    assert (path, 1000, 10) in variant_values("ild-rtc:four-layers", "rte")
+
+
 def test_what_a_variant_changes():
     at = "stages.layers.objectives"
     gone = read("cr-ild")["stages"][0]["objectives"]
@@ -155,8 +209,9 @@ def test_what_a_variant_changes():
     ]
     changes = variant_values("cr-ild:code", "stsb")
     assert ("stages.predictions.lr", 2e-5, 3e-5) in changes
-    assert all(path != "stages.layers.lr" for path, *_ in changes)  # the task's value, in both
+    assert ("stages.layers.lr", 5e-5, 3e-5) in changes  # not the paper's value for the task: a variant has its own
     assert variant_values("cr-ild", "stsb") == []
+    assert all(now is not None for _, _, now in variant_values("ted:code", None))  # it leaves nothing out
 
 
 def test_what_is_set_wins_over_the_task_and_the_variant():

@@ -7,7 +7,7 @@ import torch
 from transformers.models.deberta_v2 import modeling_deberta_v2
 
 from limbeck import architectures, taps
-from limbeck.architectures import FAMILIES, blocks, inputs, shape
+from limbeck.architectures import FAMILIES, blocks, dense_map, inputs, shape
 from limbeck.errors import LimbeckError
 from limbeck.features import LOGITS, Seen
 from limbeck.taps import Tap
@@ -496,7 +496,7 @@ def test_an_unknown_family_says_what_to_add():
         Tap(model, [("cls", 1)])
 
 
-@pytest.mark.parametrize("family", ["olmo2", "phi3", "gpt_neox", "smollm3"])
+@pytest.mark.parametrize("family", ["olmo2", "phi3", "gpt_neox", "smollm3", "opt"])
 @torch.no_grad()
 def test_an_unknown_family_laid_out_as_llama_is_found(family):
     model = tiny_model(family, LAYERS, pad_token_id=0, num_key_value_heads=2)
@@ -508,6 +508,26 @@ def test_an_unknown_family_laid_out_as_llama_is_found(family):
     rows_agree(found["attention", 3], own.attentions[2])
     rows_agree(found["final", LOGITS], own.hidden_states[-1])
     rows_agree(found["logits", LOGITS], own.logits)
+
+
+@pytest.mark.parametrize("family", ["camembert", "ernie", "data2vec-text", "xlm-roberta-xl", "roberta-prelayernorm"])
+@torch.no_grad()
+def test_an_unknown_family_laid_out_as_bert_is_found(family):
+    """Some of them have a norm behind the last block, which the classifier reads and is no layer."""
+    model = tiny_model(family, LAYERS, type_vocab_size=1)
+    assert family not in FAMILIES
+    batch = tiny_batch(model)
+    sites = [("hidden", 2), ("attention", 3), ("cls", LAYERS), ("classifier_input", LOGITS), ("logits", LOGITS)]
+    found = Tap(model, sites)(**batch)
+    own = own_answers(model, batch)
+    rows_agree(found["hidden", 2], own.hidden_states[2])
+    rows_agree(found["attention", 3], own.attentions[2])
+    rows_agree(found["logits", LOGITS], own.logits)
+    seen = []
+    handle = dense_map(model).register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    model(**{name: batch[name] for name in ("input_ids", "attention_mask")})
+    handle.remove()
+    torch.testing.assert_close(found["classifier_input", LOGITS].values, seen[0])
 
 
 def test_two_models_are_tapped_one_inside_the_other():

@@ -156,6 +156,16 @@ FAMILIES = {
 Side = Literal["decoder", "encoder", "cross"]
 Pooling = Literal["first", "last", "mean"]
 ONE_MAP = "one linear map"
+# These number positions from behind the padding token.
+BEHIND_PADDING = (
+    "roberta",
+    "xlm-roberta",
+    "xlm-roberta-xl",
+    "roberta-prelayernorm",
+    "camembert",
+    "data2vec-text",
+    "mpnet",
+)
 WIDE = "limbeck-"  # before the model type of a family's classifiers whose head is wider than their states
 for config_class, model_class in wide_head.CLASSES.items():
     AutoConfig.register(config_class.model_type, config_class)
@@ -189,13 +199,18 @@ def kind(config: PretrainedConfig) -> str:
     return config.model_type.removeprefix(WIDE)
 
 
+def has_wide_head(config: PretrainedConfig) -> bool:
+    """Whether the family has a classifier whose head is wider than its states."""
+    return f"{WIDE}{kind(config)}" in {known.model_type for known in wide_head.CLASSES}
+
+
 def family(model: PreTrainedModel, side: Side = "decoder") -> Family:
     """The family's paths on a side, or an error that says what to add."""
-    known = FAMILIES.get(kind(model.config)) or _like_llama(model)
+    known = FAMILIES.get(kind(model.config)) or _like_llama(model) or _like_bert(model)
     if known is None:
         raise LimbeckError(
             f'model type "{model.config.model_type}" is not one limbeck knows how to tap. '
-            f"Known: {', '.join(sorted(FAMILIES))}, and what is laid out as Llama is. "
+            f"Known: {', '.join(sorted(FAMILIES))}, and what is laid out as Llama or BERT is. "
             "A new family is one entry in limbeck/architectures.py: the paths of its blocks, self-attention and head."
         )
     task = kinds.of(model)
@@ -212,7 +227,7 @@ def family(model: PreTrainedModel, side: Side = "decoder") -> Family:
     return known if side == "decoder" else _on_side(known, side)
 
 
-def _has(model: PreTrainedModel, path: str) -> bool:
+def _has(model: nn.Module, path: str) -> bool:
     place: Any = model
     for name in path.split("."):
         place = getattr(place, name, None)
@@ -265,13 +280,15 @@ def _like_llama(model: PreTrainedModel) -> Family | None:
     """The paths of a model of no known type: one list of equal blocks, each with one self-attention that goes by
     transformers' attention interface, behind it a norm, and one linear map for a classifier."""
     base = model.base_model
-    lists = [(name, list(m)) for name, m in base.named_children() if isinstance(m, nn.ModuleList) and len(m)]
+    inside = dict(base.named_children())
+    path, stack = next((f"{name}.", module) for name, module in inside.items()) if len(inside) == 1 else ("", base)
+    lists = [(path + name, list(m)) for name, m in stack.named_children() if isinstance(m, nn.ModuleList) and len(m)]
     outputs = [name for name, m in model.named_children() if m is not base and isinstance(m, nn.Linear)]
     outputs = [""] if base is model else outputs
-    norms = [name for name, m in base.named_children() if "Norm" in type(m).__name__]
-    tables = tuple(name for name, m in base.named_children() if isinstance(m, nn.Embedding))
-    once = all(len(found) == 1 for found in (lists, outputs, norms, tables))
-    if not (once and model._supports_attention_backend):
+    norms = [path + name for name, m in stack.named_children() if "Norm" in type(m).__name__]
+    tables = tuple(path + name for name, m in stack.named_children() if isinstance(m, nn.Embedding))
+    once = all(len(found) == 1 for found in (lists, outputs, norms))
+    if not (once and tables and model._supports_attention_backend):
         return None
     (place, found), (output,), (norm,) = lists[0], outputs, norms
     attentions = [name for name, m in found[0].named_children() if "Attention" in type(m).__name__]
@@ -288,6 +305,24 @@ def _like_llama(model: PreTrainedModel) -> Family | None:
         embeddings=tables,
         norm=norm,
     )
+
+
+def _like_bert(model: PreTrainedModel) -> Family | None:
+    """The paths of an encoder of no known type whose modules are called as BERT's or RoBERTa's are, as CamemBERT's, and
+    attend by transformers' interface; it may have a norm behind its last block."""
+    base = dict(model.base_model.named_children())
+    stack = dict(base["encoder"].named_children()) if "encoder" in base else {}
+    parts = {**base, **{f"encoder.{name}": module for name, module in stack.items()}}
+    norms = [name for name, module in parts.items() if isinstance(module, nn.LayerNorm)]
+    needed = {"embeddings", "encoder", "encoder.layer"}
+    if parts.keys() - {"pooler", *norms} != needed or not model._supports_attention_backend:
+        return None
+    found = list(stack["layer"].children())
+    if kinds.of(model).name == "causal-lm" or not (found and all(_has(block, BERT.attention) for block in found)):
+        return None
+    like = replace(BERT if "pooler" in base or _has(model, BERT.words) else ROBERTA, norm=norms[0] if norms else "")
+    pooler = f"{model.base_model_prefix}.pooler"
+    return replace(like, head=(pooler, "classifier"), dense=f"{pooler}.dense") if "pooler" in base else like
 
 
 def blocks(model: PreTrainedModel, side: Side = "decoder") -> nn.ModuleList:
@@ -456,8 +491,7 @@ def target_mask(batch: Mapping[str, Any]) -> Tensor:
 
 def positions(config: PretrainedConfig) -> int:
     """How many tokens a model has positions for."""
-    # These families number positions from behind the padding token.
-    offset = 2 if kind(config) in ("roberta", "xlm-roberta", "mpnet") else 0
+    offset = 2 if kind(config) in BEHIND_PADDING else 0
     return getattr(config, "max_position_embeddings", sys.maxsize) - offset  # T5's are relative
 
 

@@ -115,7 +115,8 @@ def _stage(prepared: Prepared, index: int, unreached: list[str]) -> StageReport:
     passes = distiller.steps * stage.batch / len(data)
     cached = cachable(live.tap.sites) if live and distiller.steady and passes >= PASSES else []
     seconds, saved = _timed_step(distiller, data, prepared.longest, stage.batch, bool(cached))
-    answers = sum(size_of(s, live.tap, data, torch.float32) for s in cached) if live else 0
+    there = precision(next(distiller.parameters()).device)
+    answers = sum(size_of(s, live.tap, data, there) for s in cached) if live else 0
     everything = sum(p.numel() for p in parameters)
     teacher = efficiency.parameters(prepared.teacher) if prepared.teacher is not None else 0
     return StageReport(
@@ -138,6 +139,11 @@ def _stage(prepared: Prepared, index: int, unreached: list[str]) -> StageReport:
         cache_gib=answers / 2**30,
         seconds=seconds * distiller.steps,
     )
+
+
+def precision(device: torch.device) -> torch.dtype:
+    """What models run in there, and token states are cached in."""
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
 def _terms(distiller: Distiller, values: dict[str, float], prepared: Prepared) -> Iterator[Term]:

@@ -104,6 +104,12 @@ def classifier(start: Start, *, frozen: bool = False, project: bool = False) -> 
             f"the teacher's head is {theirs}, over every token: under a narrower student it would be wider than any "
             "model of transformers has it. Give a student of the teacher's width, or leave classifier out of init."
         )
+    elif narrower and ours != architectures.ONE_MAP and not architectures.has_wide_head(student.config):
+        raise LimbeckError(
+            f"the teacher's head is wider than the states of a narrower student, and there is no class for that of "
+            f"type {student.config.model_type}: it is added in limbeck/wide_head.py. Give a student of the teacher's "
+            "width, or leave classifier out of init, as in --set init=[layers(first)]."
+        )
     else:
         reused = projector.take_over(student, teacher, project=project)
     start.fresh_classifier = False

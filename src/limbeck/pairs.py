@@ -14,7 +14,7 @@ def pairs(recipe: str | None = None) -> list[dict[str, Any]]:
     """Paper, sizes, recipe, teacher and student of every pair, or of a recipe's, and the commands to type."""
     papers = yaml.safe_load((resources.files("limbeck") / "pairs.yaml").read_text("utf8"))
     every = [{"paper": paper, **pair, "commands": _commands(**pair)} for paper in papers for pair in papers[paper]]
-    chosen = [pair for pair in every if recipe in (None, pair["recipe"])]
+    chosen = [pair for pair in every if recipe in (None, pair["recipe"], pair["recipe"].partition(":")[0])]
     if not chosen:
         listed = sorted({pair["recipe"] for pair in every})
         raise LimbeckError(
@@ -23,8 +23,22 @@ def pairs(recipe: str | None = None) -> list[dict[str, Any]]:
     return chosen
 
 
-def _commands(sizes: str, recipe: str, teacher: str, student: str) -> list[str]:
-    return [
-        f"limbeck finetune --model {teacher} {DATA} --out runs/teacher",
-        f"limbeck distill {recipe} --teacher runs/teacher {student} {DATA} --out runs/student",
-    ]
+def _commands(
+    sizes: str,
+    recipe: str,
+    teacher: str,
+    student: str,
+    data: str = DATA,
+    small: str = "",
+    grid: str = "",
+    pretrained: bool = False,
+) -> list[str]:
+    """Fine-tune the teacher, unless it is distilled as it is, and the student's start; distil; try a grid on that."""
+    taught = teacher if pretrained else "runs/teacher"
+    commands = [] if pretrained else [f"limbeck finetune --model {teacher} {data} --out {taught}"]
+    if small:
+        commands.append(f"limbeck finetune --model {small} {data} --out runs/small")
+    commands.append(f"limbeck distill {recipe} --teacher {taught} {student} {data} --out runs/student")
+    if grid:
+        commands.append(f"limbeck finetune --model runs/student {DATA} {grid} --out runs/tuned")
+    return commands

@@ -1,6 +1,7 @@
 """A recipe: how the student starts, then stages in order. Plain data, from YAML, checked before a weight is loaded.
 
-Order of precedence: the file, then its variant (`pkd:last`), then its values for the task, then `--set`.
+Order of precedence: the file, then its variant (`pkd:last`), then its values for the task, then `--set`. A variant may
+have values for tasks of its own, which stand in place of the file's.
 """
 
 import copy
@@ -116,17 +117,10 @@ def read(name: str) -> dict[str, Any]:
 def resolve(name: str, *, task: str | None = None, overrides: Iterable[str] = ()) -> Recipe:
     """The recipe `name`, `name:variant` or a file, with the task's values and `path=value` overrides applied."""
     base, _, variant = name.partition(":")
-    data = read(base)
-    variants, tasks = (data.pop(key, None) or {} for key in ("variants", "tasks"))
-    for key, changes in (("variants", variants), ("tasks", tasks)):
-        if not isinstance(changes, dict) or not all(isinstance(change, dict) for change in changes.values()):
-            raise LimbeckError(f'{key} of recipe "{base}" is not a map of names to changes, each a path and its value.')
-    if variant and variant not in variants:
-        raise LimbeckError(
-            f'recipe "{base}" has no variant "{variant}".{did_you_mean(variant, variants)} '
-            f"Variants: {', '.join(variants) or 'none'}."
-        )
-    changes = list(variants.get(variant, {}).items()) + list(tasks.get(task or "", {}).items())
+    data = _varied(base, variant)
+    tasks = data.pop("tasks", None) or {}
+    _check_changes(base, "tasks", tasks)
+    changes = list(tasks.get(task or "", {}).items())
     for override in overrides:
         path, equals, value = override.partition("=")
         if not equals:
@@ -137,6 +131,26 @@ def resolve(name: str, *, task: str | None = None, overrides: Iterable[str] = ()
     if variant:
         data["name"] = f"{data.get('name', base)}:{variant}"
     return validate(data)
+
+
+def _varied(base: str, variant: str) -> dict[str, Any]:
+    """A recipe as its file has it, with the changes of a variant, if one is named."""
+    data = read(base)
+    variants = data.pop("variants", None) or {}
+    _check_changes(base, "variants", variants)
+    if variant and variant not in variants:
+        raise LimbeckError(
+            f'recipe "{base}" has no variant "{variant}".{did_you_mean(variant, variants)} '
+            f"Variants: {', '.join(variants) or 'none'}."
+        )
+    for path, value in variants.get(variant, {}).items():
+        _set(data, path, value)
+    return data
+
+
+def _check_changes(base: str, key: str, changes: Any) -> None:
+    if not isinstance(changes, dict) or not all(isinstance(change, dict) for change in changes.values()):
+        raise LimbeckError(f'{key} of recipe "{base}" is not a map of names to changes, each a path and its value.')
 
 
 def supplemented(recipe: Recipe, data: str) -> Recipe:
@@ -220,8 +234,9 @@ def _on_encoder(declared: Mapping[str, Any], aligners: Mapping[str, str]) -> dic
 
 
 def task_values(name: str, task: str | None) -> dict[str, Any]:
-    """What a recipe sets by itself for a task."""
-    return (read(name.partition(":")[0]).get("tasks") or {}).get(task or "", {})
+    """What a recipe, or one of its variants, sets by itself for a task."""
+    base, _, variant = name.partition(":")
+    return (_varied(base, variant).get("tasks") or {}).get(task or "", {})
 
 
 def variant_values(name: str, task: str | None) -> list[tuple[str, Any, Any]]:

@@ -3,6 +3,9 @@
 Logits are the largest tensors of a language model's step: 16 texts of 1024 tokens over 32000 words are 2 GiB in fp32,
 for each model, and again for the gradient. Here they are made for some rows at a time, and once more for the backward
 pass. How many rows at a time changes memory and speed, and nothing else.
+
+Kernels that fuse the same are not used: liger-kernel's divergence gives one number for all rows, where one a row is
+needed, holds a number for every row and word on the way, and asks the device for values, which a captured step cannot.
 """
 
 from collections.abc import Callable

@@ -123,6 +123,16 @@ def test_batches_from_the_host_are_those_from_the_device(tmp_path, monkeypatch):
         assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
+def test_batches_are_copied_to_a_device_from_pinned_memory(tmp_path, monkeypatch):
+    pinned = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda values: pinned.append(values.data_ptr()) or values)
+    monkeypatch.setattr(resident, "fits", lambda size, device: False)
+    streamed = encode(RunningText("train", (text_file(tmp_path),), "text"), TOKENIZER, (), 8, Kind()).on("meta")
+    ids = np.array([0, 1])
+    streamed.fetch(ids, 8)
+    assert len(set(pinned)) == len(streamed.batch(torch.from_numpy(ids), 8))
+
+
 def test_a_captured_step_reads_where_the_last_batch_was_put(tmp_path, monkeypatch):
     monkeypatch.setattr(resident, "fits", lambda size, device: False)
     streamed = encode(RunningText("train", (text_file(tmp_path),), "text"), TOKENIZER, (), 8, Kind()).on("cpu")

@@ -199,6 +199,8 @@ class Fakes:
         monkeypatch.setattr(torch.cuda, "graph", graph)
         for name in ("synchronize", "graph_pool_handle", "current_stream"):
             monkeypatch.setattr(torch.cuda, name, lambda *a: None)
+        self.reserved = 2**30
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: self.reserved)
         monkeypatch.setattr(captures, "recover", lambda pool: setattr(self, "recovered", self.recovered + 1))
 
 
@@ -210,6 +212,24 @@ def test_first_turn_eager_then_captured_then_replayed(monkeypatch):
     held.run("b", lambda: calls.append("b"), seed=0)
     assert calls == ["a", "a", "b"]  # eagerly, captured; b eagerly
     assert (len(fakes.captured), fakes.replayed, said) == (1, 3, [])
+
+
+def test_what_graphs_hold_is_told(monkeypatch):
+    """The first takes two GiB, the second finds room in the same pool; a capture that fails frees all."""
+    fakes = Fakes(monkeypatch, fails=[3])
+    held = Captures()
+
+    def work():
+        fakes.reserved = max(fakes.reserved, 3 * 2**30)
+
+    for key in ("a", "a", "b", "b"):
+        held.run(key, work if held.warm else lambda: None, seed=0)
+    assert held.describe() == (
+        "2 batch shapes captured as CUDA graphs, which share 2.0 GiB; 3.0 GiB of GPU memory held in all"
+    )
+    for _ in range(2):
+        held.run("c", lambda: None, seed=0)
+    assert held.describe().startswith("0 batch shapes captured as CUDA graphs, which share 0.0 GiB")
 
 
 def test_what_cannot_be_captured_runs_eagerly_and_says_why(monkeypatch):

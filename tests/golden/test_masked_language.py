@@ -8,8 +8,9 @@ from transformers import AutoModelForMaskedLM
 from limbeck.data.kinds import IGNORE
 from limbeck.data.masking import Masking
 from limbeck.distiller import Distiller
+from limbeck.errors import LimbeckError
 from limbeck.initialisers import start_student
-from limbeck.objectives import build
+from limbeck.objectives import Logits, build
 from limbeck.recipe import resolve
 from tests import toy
 from tests.test_golden import close, doubled
@@ -50,9 +51,9 @@ def test_distilbert_on_hidden_words(family):
     with torch.no_grad():
         s, t = (m(**columns_for(m, batch), output_hidden_states=True) for m in (student, teacher))
     ce = torch.stack([F.cross_entropy(s.logits[i, at], batch["labels"][i, at]) for i, at in enumerate(places)])
-    kl = [
-        4 * F.kl_div((s.logits[i, at] / 2).log_softmax(-1), (t.logits[i, at] / 2).softmax(-1), reduction="batchmean")
-        for i, at in enumerate(places)
+    kl = [  # of every token, not of hidden ones alone
+        4 * F.kl_div((s.logits[i, :n] / 2).log_softmax(-1), (t.logits[i, :n] / 2).softmax(-1), reduction="batchmean")
+        for i, n in enumerate(SIZES)
     ]
     cosine = [
         1 - F.cosine_similarity(s.hidden_states[-1][i, :n], t.hidden_states[-1][i, :n], dim=-1).mean()
@@ -64,6 +65,27 @@ def test_distilbert_on_hidden_words(family):
     if family != "modernbert":  # which norms the last of its hidden states
         expected = 2 * ce.mean() + 5 * torch.stack(kl).mean() + torch.stack(cosine).mean()
         close(found.loss.detach(), expected)
+
+
+def test_predictions_are_compared_at_hidden_words_or_at_all():
+    """Where every word is hidden, there is no difference."""
+    teacher, student = models("bert")
+    batch = tiny_batch(student, SIZES)
+    some = torch.full_like(batch["input_ids"], IGNORE)
+    some[:, 1] = 11
+    found = {}
+    for name, labels in (
+        ("some", some),
+        ("every", batch["input_ids"].masked_fill(batch["attention_mask"] == 0, IGNORE)),
+    ):
+        for tokens in ("labelled", "all"):
+            parts = Distiller(teacher, student, {"logits": Logits(tokens=tokens)}).eval()(**batch | {"labels": labels})
+            found[name, tokens] = parts.loss.detach()
+    close(found["some", "all"], found["every", "labelled"])
+    close(found["every", "all"], found["every", "labelled"])
+    assert (found["some", "labelled"] - found["some", "all"]).abs() > 1e-3
+    with pytest.raises(LimbeckError, match=r'no tokens "some".*Allowed: labelled, all'):
+        Logits(tokens="some")
 
 
 def test_words_hidden_in_the_step_are_those_of_masking():

@@ -107,5 +107,7 @@ def test_faults():
         replacing(tiny_model(), tiny_model(layers=2, width=16))
     with pytest.raises(LimbeckError, match="the teacher roberta, width 32"):
         replacing(tiny_model("roberta"), tiny_model(layers=2))
+    with pytest.raises(LimbeckError, match="models of type camembert are made is guessed"):
+        replacing(tiny_model("camembert"), tiny_model("camembert", layers=2))
     with pytest.raises(LimbeckError, match='no rate "lineer"'):
         Replacement(rate="lineer")

@@ -1,8 +1,9 @@
 """Every shipped recipe on models that predict words, whichever way they are laid out.
 
 A recipe takes two steps on every family. On one family of each layout it is a whole run, killed, resumed and saved;
-which one differs from recipe to recipe, so that every family meets every third recipe that way. So do encoders as
-classifiers, which test_every_recipe.py trains on every family. What students score is a matter of test_every_kind.py.
+which one differs from recipe to recipe, so that every family meets every third recipe that way. Encoders as classifiers
+take turns likewise; test_every_recipe.py trains every recipe on each of them. What students score is a matter of
+test_every_kind.py.
 """
 
 import math
@@ -33,7 +34,7 @@ FAMILIES = {
     "seq2seq": ("t5", "bart", "marian"),
     "causal-lm": ("gpt2", "llama", "qwen3"),
     "masked-lm": ENCODERS,
-    "classification": ENCODERS,
+    "classification": (*ENCODERS, "roberta", "distilbert", "electra", "mpnet"),
 }
 RECIPES = book.shipped()
 # Why a recipe is not for a family or a kind of task; docs/tasks.md says it too.

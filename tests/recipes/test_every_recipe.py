@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from functools import cache
 from pathlib import Path
 
@@ -49,7 +50,7 @@ def whole(recipe):
 
 
 def assert_left(run, recipe):
-    """Every part of the loss is there and finite, and the run folder is whole."""
+    """Every part of the loss is there and finite, and the run folder is whole; the student cites its method."""
     parts = {
         stage.name: {name for name, declared in stage.objectives.items() if declared.get("weight") != 0}
         for stage in book.resolve(recipe).stages
@@ -67,6 +68,9 @@ def assert_left(run, recipe):
     assert 0 <= scores["student"] <= 100 or scores["metric"] == "spearman"
     assert (run.student / "config.json").is_file()
     assert (run.student / "model.safetensors").is_file()
+    cited = re.findall(r"^@\w+\{(\S+),$", book.card(recipe.partition(":")[0]), re.MULTILINE)
+    assert cited
+    assert all(f"{{{name}," in (run.student / "README.md").read_text("utf8") for name in cited)
     return scores
 
 

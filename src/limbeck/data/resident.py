@@ -89,7 +89,9 @@ class Streamed:
         for name, values in found.items():
             if name not in buffers:
                 buffers[name] = torch.empty_like(values, device=self.device)
-            buffers[name].copy_(values, non_blocking=True)
+            # From memory that is not pinned, a device would have the host wait until it has done all before the copy.
+            ready = values if self.device.type == "cpu" else values.pin_memory()
+            buffers[name].copy_(ready, non_blocking=True)
 
     def batch(self, ids: Tensor, length: Length) -> dict[str, Tensor]:
         """The batch fetched last, of these examples: see `Resident.batch`."""

@@ -19,6 +19,7 @@ class Captures:
         self.graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
         self.warm: set[Hashable] = set()
         self.pool = torch.cuda.graph_pool_handle()
+        self.held = 0  # bytes of that pool
         self.refused: dict[Hashable, str] = {}
 
     def run(self, key: Hashable, work: Callable[[], None], seed: int) -> None:
@@ -37,21 +38,27 @@ class Captures:
         torch.cuda.synchronize()
         try:
             with torch.cuda.graph(graph, pool=self.pool, stream=torch.cuda.current_stream()):
+                before = torch.cuda.memory_reserved()
                 work()
+                grown = torch.cuda.memory_reserved() - before
         except RuntimeError as error:
             first = error.__context__ or error  # ending a capture that has failed fails too
             self.refused[key] = str(first).strip().splitlines()[0]
             self.say(f"a step is not captured and runs eagerly: {self.refused[key]}")
             recover(self.pool)
             self.graphs.clear()  # they know the old state: captured again
-            self.pool = torch.cuda.graph_pool_handle()
+            self.pool, self.held = torch.cuda.graph_pool_handle(), 0
         else:
             self.graphs[key] = graph
+            self.held += grown
 
     def describe(self) -> str:
-        """How many shapes are captured, and what they hold."""
-        held = torch.cuda.memory_reserved() / 2**30
-        return f"{len(self.graphs)} batch shapes captured as CUDA graphs; {held:.1f} GiB of GPU memory held"
+        """How many shapes are captured, and what they and all else hold."""
+        graphs, everything = (size / 2**30 for size in (self.held, torch.cuda.memory_reserved()))
+        return (
+            f"{len(self.graphs)} batch shapes captured as CUDA graphs, which share {graphs:.1f} GiB; "
+            f"{everything:.1f} GiB of GPU memory held in all"
+        )
 
 
 def recover(pool: Any) -> None:

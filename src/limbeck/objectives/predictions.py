@@ -109,10 +109,22 @@ class Labels(Objective):
 
 
 class Logits(Objective):
-    """The teacher's predictions; their squared difference on a regression task."""
+    """The teacher's predictions; their squared difference on a regression task.
 
-    def __init__(self, logits: str | Call = "kl", *, weight: float | str = 1.0) -> None:
+    Where tokens are predicted, those count that have a label, or with `tokens: all` every one that is no padding.
+    """
+
+    def __init__(
+        self,
+        logits: str | Call = "kl",
+        *,
+        tokens: Literal["labelled", "all"] = "labelled",
+        weight: float | str = 1.0,
+    ) -> None:
         super().__init__(weight)
+        if tokens not in ("labelled", "all"):
+            raise LimbeckError(f'there are no tokens "{tokens}" to compare predictions at. Allowed: labelled, all.')
+        self.tokens = tokens
         self.distance = bind(parse(logits), PREDICTIONS, "prediction distance")
 
     def bind(self, models: Models, named: Mapping[str, NamedAligner]) -> None:
@@ -135,4 +147,5 @@ class Logits(Objective):
 
     def forward(self, student: Features, teacher: Features, batch: Mapping[str, Tensor]) -> Tensor:
         ours, theirs = student["logits", LOGITS], teacher["logits", LOGITS]
-        return from_teacher(self.distance, self.kind, ours, theirs, self.kind.targets(batch))
+        labels = None if self.tokens == "all" else self.kind.targets(batch)
+        return from_teacher(self.distance, self.kind, ours, theirs, labels)

@@ -63,6 +63,11 @@ class Replacement(Labels):
                 f"student is {student.config.model_type}, width {models.student.width}, the teacher "
                 f"{teacher.config.model_type}, width {teacher.config.hidden_size}."
             )
+        if architectures.kind(teacher.config) not in architectures.FAMILIES:
+            raise LimbeckError(
+                f"replacement takes a model apart, and how models of type {teacher.config.model_type} are made is "
+                "guessed from the whole. Give it an entry in limbeck/architectures.py, or use another recipe."
+            )
         if len(types := sorted(set(getattr(teacher.config, "layer_types", None) or ()))) > 1:
             raise LimbeckError(
                 "replacement gives blocks of the teacher what the student's layer is given, its mask and positions; "
