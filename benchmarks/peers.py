@@ -6,13 +6,15 @@ BERT-base 12 â†’ 6 with random weights, MSE on the tokens of six layers (2, 4, â
 Peers get bf16 autocast, fused AdamW and dynamic padding by hand, which not all of them offer. Each first has to give
 the loss that a few lines of plain torch give on a batch without padding (there, reductions agree). Then all are timed
 on the same examples, in turns, and each keeps the better of two turns. A peer that cannot be imported is named, not
-timed. Peers are taken from PYTHONPATH: pip install textbrewer nvidia-modelopt torchdistill torchvision
+timed. `--install FOLDER` has pip put the peers there first; without it they are taken from PYTHONPATH.
 """
 
 import argparse
 import copy
 import json
 import math
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -31,6 +33,12 @@ from limbeck.initialisers import start_student
 from limbeck.report.tables import markdown
 from limbeck.run import environment
 
+# Without what they depend on, torch above all: these are the parts of it that the step here needs.
+PACKAGES = [
+    "textbrewer==0.2.1.post1", "torchdistill==1.1.5", "nvidia-modelopt==0.47.0",
+    "cloudpickle", "nvidia-ml-py", "omegaconf>=2.4", "pulp<4",
+    "requests", "urllib3", "certifi", "idna", "charset-normalizer",
+]  # fmt: skip
 T = 2.0
 PAIRS = [(i, 2 * i) for i in range(1, 7)]
 RECIPE = {
@@ -261,6 +269,14 @@ def ours(model, data: Encoded, batch: int, accelerator, *, cached: bool, **how: 
     return work
 
 
+def install(folder: Path) -> None:
+    """Have pip put the peers into a folder, and Python look there; torchvision is the one made for this torch."""
+    minor = int(torch.__version__.split(".")[1]) + 15
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--upgrade", "--target", str(folder)]
+    subprocess.run([*pip, *PACKAGES, f"torchvision==0.{minor}.*"], check=True)
+    sys.path.insert(0, str(folder))
+
+
 def contenders(model, data: Encoded, batch: int, accelerator) -> Iterator[tuple[str, Callable[[], object]]]:
     for name, make in PEERS.items():
         yield name, lambda make=make: Peer(make, model, data, batch)
@@ -275,8 +291,11 @@ def main() -> None:
     parser.add_argument("--lengths", default="mrpc,sst2")
     parser.add_argument("--batch", default="32,8")
     parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--install", type=Path, metavar="FOLDER", help="where pip puts the peers")
     parser.add_argument("--results")
     args = parser.parse_args()
+    if args.install:
+        install(args.install)
     accelerator, model, rows, missing = open_world(), teacher(), [], {}
     for lengths in args.lengths.split(","):
         for batch in map(int, args.batch.split(",")):
