@@ -164,3 +164,27 @@ def test_no_files_are_a_fault(tmp_path):
         find_files(str(tmp_path / "*.txt"))
     with pytest.raises(LimbeckError, match="too few to hold some out"):
         encode(RunningText("train", (text_file(tmp_path),), "text", False), TOKENIZER, (), 512, Kind())
+
+
+def test_files_of_the_hub(tmp_path, monkeypatch):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)  # what was downloaded before is found
+    home = tmp_path / "hub" / "datasets--someone--wiki"
+    snapshot = home / "snapshots" / "abc"
+    for folder in (home / "refs", snapshot / "en", snapshot / "de"):
+        folder.mkdir(parents=True)
+    (home / "refs" / "main").write_text("abc")
+    one, two, other = (
+        text_file(snapshot, name=name) for name in ("en/train-0.txt", "en/train-1.txt", "de/train-0.txt")
+    )
+    assert find_files("hf://datasets/someone/wiki/en/train-*.txt") == (one, two)
+    assert find_files("hf://datasets/someone/wiki/de/") == (other,)
+    assert find_files("hf://datasets/someone/wiki/de/train-0.txt") == (other,)
+    with pytest.raises(LimbeckError, match="There is no text in"):
+        find_files("hf://datasets/someone/wiki/fr")
+    with pytest.raises(LimbeckError, match=r"gave no files hf://datasets/someone/else/en: .*Check the spelling"):
+        find_files("hf://datasets/someone/else/en")
+    with pytest.raises(LimbeckError, match="Say hf://datasets/OWNER/NAME/PATH"):
+        find_files("hf://someone/wiki")

@@ -1,4 +1,4 @@
-"""How a dataset of the Hugging Face hub becomes tables."""
+"""How a dataset of the Hugging Face hub becomes tables, or files of running text."""
 
 import re
 from typing import Any
@@ -7,6 +7,8 @@ from limbeck.data.columns import Table
 from limbeck.data.tasks import Task
 from limbeck.errors import LimbeckError
 
+SCHEME = "hf://"
+_FILES = re.compile(SCHEME + r"datasets/([^/]+/[^/]+)/(.+?)/?")
 _ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 
 
@@ -41,19 +43,43 @@ def read_dataset(name: str, task: Task | None, *, train: bool) -> dict[str, Tabl
     return tables
 
 
+def fetch_files(url: str) -> str:
+    """Where on this machine files of a dataset are, or a pattern or folder of them; they are downloaded once."""
+    from huggingface_hub import snapshot_download
+
+    named = _FILES.fullmatch(url)
+    if named is None:
+        raise LimbeckError(
+            f"{url} names no files of the hub. Say hf://datasets/OWNER/NAME/PATH, where PATH is a file, a folder or a "
+            "pattern such as train-*.parquet."
+        )
+    dataset, path = named.groups()
+    try:
+        folder = snapshot_download(dataset, repo_type="dataset", allow_patterns=[path, f"{path}/*"])
+    except Exception as error:
+        raise LimbeckError(
+            f"The Hugging Face hub gave no files {url}: {_reason(error)} Check the spelling and the network, or give "
+            "files of this machine."
+        ) from error
+    return f"{folder}/{path}"
+
+
 def _download(name: str, config: str | None) -> Any:
     import datasets
 
     try:
         return datasets.load_dataset(name, config)
-    # The hub's client raises errors of half a dozen unrelated classes, some of them from the HTTP library it uses.
     except Exception as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
         configured = f" with the configuration {config}" if config else ""
         raise LimbeckError(
-            f"There is no folder {name} here, and the Hugging Face hub gave no dataset {name}{configured}: {reason} "
-            "Check the spelling and the network, or give files with --train FILE --eval FILE."
+            f"There is no folder {name} here, and the Hugging Face hub gave no dataset {name}{configured}: "
+            f"{_reason(error)} Check the spelling and the network, or give files with --train FILE --eval FILE."
         ) from error
+
+
+def _reason(error: Exception) -> str:
+    """In a line. The hub's client raises errors of half a dozen unrelated classes, some of the HTTP library's."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _has_labels(table: Table) -> bool:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 import numpy as np
 from filelock import FileLock
 
+from limbeck.data.hub import SCHEME, fetch_files
 from limbeck.errors import LimbeckError
 from limbeck.folder import write_file
 
@@ -47,7 +48,9 @@ class Frame(NamedTuple):
 
 
 def find_files(name: str) -> tuple[Path, ...]:
-    """The files a user named: one, those in a folder and below it, or those of a pattern such as `wiki/*.txt`."""
+    """The files a user named: one, those in a folder and below it, or those of a pattern such as `wiki/*.txt`; with
+    `hf://datasets/OWNER/NAME/` before it, of a dataset of the hub."""
+    name = fetch_files(name) if name.startswith(SCHEME) else name
     place = Path(name)
     if place.is_file():
         found = [place]
@@ -56,7 +59,8 @@ def find_files(name: str) -> tuple[Path, ...]:
         found = sorted(path for path in inside if path.suffix.lower() in SUFFIXES and path.is_file())
     if not found:
         raise LimbeckError(
-            f"There is no text in {name}. Give a file, a folder or a pattern; read are {', '.join(SUFFIXES)}."
+            f"There is no text in {name}. Give a file, a folder or a pattern; read are {', '.join(SUFFIXES)}. Files of "
+            "a dataset of the hub are named hf://datasets/OWNER/NAME/PATH."
         )
     return tuple(found)
 
