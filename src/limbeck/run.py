@@ -31,7 +31,7 @@ from limbeck.engine.progress import Display, clock
 from limbeck.engine.sharding import check_processes, fill, gathered, shard, shell
 from limbeck.engine.world import open_world
 from limbeck.errors import LimbeckError
-from limbeck.folder import RunFolder, write_file, write_folder, write_json, write_text
+from limbeck.folder import RunFolder, check_place, write_file, write_folder, write_json, write_text
 from limbeck.models import quiet
 from limbeck.prepare import Prepared, Request, fingerprint, prepare, request, weights_fingerprint, whole_modules
 from limbeck.projector import folded
@@ -439,9 +439,7 @@ def environment() -> dict[str, Any]:
 
 
 def _check_folder(folder: RunFolder, resume: bool) -> None:
-    parent = next(place for place in folder.path.absolute().parents if place.exists())
-    if not parent.is_dir():
-        raise LimbeckError(f'--out "{folder.path}" lies below a file, {parent}. Give another folder.')
+    check_place(folder.path, "--out")
     if not folder.path.exists() or (folder.path.is_dir() and not any(_there(folder.path))):
         return
     if not folder.request.exists():

@@ -98,8 +98,8 @@ def number(value: Any) -> float | int:
     with suppress(ValueError, ZeroDivisionError):
         if isinstance(value, str):
             top, slash, bottom = value.partition("/")
-            whole = top.strip().lstrip("-").isdigit()
-            value = float(top) / float(bottom) if slash else int(top) if whole else float(top)
+            digits = top.strip().lstrip("-").isdigit()
+            value = float(top) / float(bottom) if slash else int(top) if digits else float(top)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError("a number, such as 2e-5 or 1/3")
     return value

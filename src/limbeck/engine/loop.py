@@ -21,7 +21,7 @@ from limbeck.engine.step import Step
 from limbeck.engine.stop import Stop, Vote
 from limbeck.engine.world import seed_for
 from limbeck.errors import LimbeckError, did_you_mean
-from limbeck.folder import RunFolder
+from limbeck.folder import RunFolder, check_place
 from limbeck.recipe import Stage
 
 Scores = dict[str, float]
@@ -59,6 +59,7 @@ class Pace:
             raise LimbeckError(
                 f'--cache "{self.cache}" is not off, not auto and no folder.{meant} A new folder is ./{self.cache}.'
             )
+        check_place(place, "--cache")
 
 
 @dataclass
