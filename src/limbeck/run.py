@@ -37,6 +37,7 @@ from limbeck.prepare import Prepared, Request, fingerprint, prepare, request, we
 from limbeck.projector import folded
 from limbeck.report.card import model_card
 from limbeck.report.page import write_report
+from limbeck.report.tables import nothing_learnt
 from limbeck.spec import allowing
 from limbeck.teachers import Live, remembering
 
@@ -183,7 +184,7 @@ def _execute(
         scores = _score(prepared, state, found, accelerator.device, earlier + time.monotonic() - began)
         _leave(prepared, folder, scores)
         display.say(_summary(scores, folder))
-        if warning := _nothing_learnt(prepared, scores):
+        if warning := nothing_learnt(scores):
             display.say(warning)
     if track:
         accelerator.end_training()
@@ -336,6 +337,7 @@ def _score(
     here = scored.get(split, {}) if split else {}
     metric = task.metrics[0] if task.metrics else None  # files without labels
     teacher, student = (here.get(who, {}).get(metric or "") for who in ("teacher", "student"))
+    floor = evaluation.best_single_answer(task, prepared.evals[split].right) if split and student is not None else None
     batch = efficiency.typical_batch(prepared.train)
     return {
         "task": task.name,
@@ -345,6 +347,7 @@ def _score(
         "retention": None
         if student is None
         else evaluation.retention(student, teacher, lower=evaluation.lower_is_better(task)),
+        "single_answer": floor,
         "lower": list(KINDS[task.kind].lower),
         "metrics": {who: here.get(who, {}) for who in models},
         "splits": {place: found for place, found in scored.items() if place != split},
@@ -476,19 +479,6 @@ def _summary(scores: dict[str, Any], folder: RunFolder) -> str:
         share = "less is better; the teacher's is"
     kept = f" ({share} {scores['teacher']:.2f})" if share else ""
     return f"{scores['metric']} {scores['student']:.2f} on {scores['split']}{kept}, {ran}"
-
-
-def _nothing_learnt(prepared: Prepared, scores: dict[str, Any]) -> str | None:
-    """A word on a student that does no better than one that reads nothing, whatever share of the teacher's it keeps."""
-    if scores["student"] is None:
-        return None
-    floor = evaluation.best_single_answer(prepared.task, prepared.evals[scores["split"]].right)
-    if floor is None or scores["student"] > floor:
-        return None
-    return (
-        f"The same answer for every example would have {scores['metric']} {floor:.2f}: this student has learnt nothing "
-        "yet. Train longer, or with another learning rate."
-    )
 
 
 def _listed(names: list[str], most: int = 4) -> str:

@@ -27,6 +27,7 @@ class Section:
     cells: dict[str, str]
     highlights: list[tuple[str, str, str]]
     """(what, value, explanation)"""
+    warning: str | None
     bars: list[figures.Bar]
     stages: list[figures.Stage]
     recipe: str
@@ -74,6 +75,7 @@ def _section(run: Run, name: str) -> Section:
         finished=bool(run.scores),
         cells=cells,
         highlights=_highlights(run.scores, cells) if run.scores else [],
+        warning=tables.nothing_learnt(run.scores),
         bars=figures.bars(measured, run.scores.get("lower", ())),
         stages=figures.stages(run.metrics, measured.get("teacher") or {}),
         recipe=run.recipe,
