@@ -409,11 +409,20 @@ def _leave(prepared: Prepared, folder: RunFolder, scores: dict[str, Any]) -> Non
         (place / "README.md").write_text(card, encoding="utf8")
 
     write_folder(folder.student, save_student)
-    beside = prepared.distillers[-1].objectives.state_dict()
-    if beside:
+    if beside := _beside(prepared.distillers[-1]):
         write_file(folder.aligners, lambda place: save_file(gathered(beside), place))
     write_json(folder.scores, scores)
     _tidy(folder)
+
+
+def _beside(distiller: Distiller) -> dict[str, torch.Tensor]:
+    """What was trained beside the student and may be of use without it."""
+    return {
+        f"{name}.{key}": value
+        for name, term in distiller.terms.items()
+        for key, value in term.state_dict().items()
+        if not key.startswith(term.passing)
+    }
 
 
 def _tidy(folder: RunFolder) -> None:

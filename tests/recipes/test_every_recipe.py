@@ -150,6 +150,12 @@ def test_a_narrower_student_with_other_heads(recipe, tmp_path):
         assert (run.folder / "aligners.safetensors").exists()
 
 
+def test_what_only_training_needs_is_not_left():
+    assert not (whole("prokt").folder / "aligners.safetensors").exists()  # a whole teacher
+    left = load_file(whole("codir").folder / "aligners.safetensors")  # memory banks
+    assert {name.rpartition(".")[0] for name in left} == {"contrast.maps.student", "contrast.maps.teacher"}
+
+
 @pytest.mark.parametrize("kind", ["mlp", "next-layer", "all-next-layers"])
 @pytest.mark.parametrize("narrow", [False, True])
 def test_filters_of_every_kind(kind, narrow, tmp_path):

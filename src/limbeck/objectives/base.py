@@ -75,6 +75,7 @@ class Objective(nn.Module):
     sides: tuple[Side, Side] = ("student", "teacher")  # whose features its forward gets
     pace: float = 1.0  # the learning rate of its own parameters, in units of the stage's
     moves_teacher = False  # whether the teacher is another when the stage is over
+    passing: tuple[str, ...] = ()  # what of its state only training needs: in checkpoints, not in what a run leaves
 
     def __init__(self, weight: float | str) -> None:
         super().__init__()

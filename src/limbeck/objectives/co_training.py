@@ -30,6 +30,7 @@ class CoTraining(Logits):
     """
 
     moves_teacher = True
+    passing = ("teacher",)
 
     def __init__(
         self,

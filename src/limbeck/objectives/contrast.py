@@ -38,6 +38,7 @@ class Contrast(Objective):
     `temperature`; the loss is the mean over both sides. On a regression task every other example may be a negative.
     """
 
+    passing = ("student_bank", "teacher_bank", "totals")
     key: Tensor
     totals: Tensor
 
