@@ -105,6 +105,7 @@ MISTAKES = {
     "negative learning rate": ("kd", {"lr": -1}, ["stages.distil.lr", "-1", "greater than 0"]),
     "no batch": ("kd", {"batch": 0}, ["stages.distil.batch", "greater than 0"]),
     "negative seed": ("kd", {"seed": -1}, ["--seed -1", "0 or more"]),
+    "a seed too large": ("kd", {"seed": 2**63}, ["--seed 9223372036854775808", "below 2**63"]),
     "no length": ("kd", {"max_length": 0}, ["--max-length 0", "3 or more"]),
     "no micro-batch": ("kd", {"micro_batch": 0}, ["--micro-batch 0", "1 or more"]),
     "no logging": ("kd", {"log_every": 0}, ["--log-every 0", "1 or more"]),
@@ -413,6 +414,11 @@ def test_in_a_process_of_its_own(tmp_path):
 def test_a_misspelt_cache_is_no_folder(choice):
     with pytest.raises(LimbeckError, match="Did you mean"):
         Pace(cache=choice)
+
+
+def test_a_cache_without_a_name():
+    with pytest.raises(LimbeckError, match="no folder"):
+        Pace(cache="")
 
 
 def test_a_cache_below_a_file(tmp_path):

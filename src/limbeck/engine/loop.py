@@ -55,7 +55,7 @@ class Pace:
         place = Path(self.cache)
         above = next(p for p in (place, *place.absolute().parents) if p.exists())
         meant = "" if place.exists() or len(place.parts) > 1 else did_you_mean(self.cache, ("off", "auto"))
-        if meant or not above.is_dir():
+        if meant or not self.cache or not above.is_dir():
             raise LimbeckError(
                 f'--cache "{self.cache}" is not off, not auto and no folder.{meant} A new folder is ./{self.cache}.'
             )
