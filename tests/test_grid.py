@@ -55,6 +55,7 @@ def test_where_less_is_better_the_least_comes_first(runs, tmp_path):
         (["lr=1e-5", "lr=2e-5"], "an axis twice"),
         (["lr=1e-5,1e-5"], "a value twice"),
         (["seed=one"], "whole numbers"),
+        (["lr=1e-5,fast"], "'fast' does not fit. Allowed: a number"),
     ],
 )
 def test_faults_of_grids(axis, fault, tmp_path):

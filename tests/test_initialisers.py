@@ -241,6 +241,7 @@ def test_seeds(teachers, family):
         (["layers(last)"], {"depth": 3}, "names 1 layers for a student of 3"),
         (["layers(first)"], {"depth": 3, "width": 16}, "width 16 cannot take layers of width 32.*init=.random"),
         (["random"], {"depth": 3, "width": 20}, "--width 20 must be a multiple.*8"),
+        (["random"], {"depth": 3, "width": 0}, "--width 0 must be a multiple.*8"),
         (["layrs"], {}, 'no start "layrs".*Did you mean "layers"'),
         (["layers(wich=first)"], {}, 'Did you mean "which"'),
     ],

@@ -337,6 +337,16 @@ def test_a_size_is_that_of_the_teachers_heads_and_both_have_as_many(student):
     assert {read.feature for read in objective.reads()} == {"key_relation(heads=4)"}
 
 
+def test_heads_whose_widths_do_not_add_up_are_cut_as_wide_as_they_are():
+    narrow, wide = (3, 32, 2, 3, 0, None, 24), (6, 32, 4, 3, 0, None, 24)  # 48 and 96 are attended in
+    objective = bound(Match("key_relation(size=12)", map="last"), student=narrow, teacher=wide)
+    assert {read.feature for read in objective.reads()} == {"key_relation(heads=8)"}
+    with pytest.raises(LimbeckError, match="size 64 does not divide the teacher's width, 96"):
+        bound(Match("key_relation(size=64)", map="last"), student=narrow, teacher=wide)
+    with pytest.raises(LimbeckError, match="32 heads do not divide both widths, 48 and 96"):
+        bound(Match("attention(heads=32)", map="last"), student=narrow, teacher=wide)
+
+
 def test_a_named_aligner_is_made_once():
     named = {"task": NamedAligner(parse("linear"))}
     one = bound(Match("cls", map="uniform", align="task"), named, student=(3, 4, 2, 3))

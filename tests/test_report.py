@@ -117,6 +117,15 @@ def test_the_page_of_one_run_shows_it(tmp_path):
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(("floor", "warned"), [(84.04, True), (84.0, False), (None, False)])
+def test_page_and_card_tell_of_a_student_that_could_give_one_answer(tmp_path, floor, warned):
+    scores = {**SCORES, "single_answer": floor}
+    run = run_folder(tmp_path / "run", scores)
+    told = "would have accuracy 84.04: this student has learnt nothing yet."
+    assert (told in write_report([run], run / "report.html").read_text()) == warned
+    assert (told in model_card(RECIPE, scores, [])) == warned
+
+
 def test_the_page_of_several_runs_compares_them(several, tmp_path):
     html = write_report(several, tmp_path / "new" / "report.html").read_text()
     tags = Tags(html).found

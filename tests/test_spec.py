@@ -198,10 +198,11 @@ def test_options_are_the_keyword_only_parameters():
         ),
         ("kl(1, 2, 3)", ["too many values", "kl(temperature=1.0, scale=1.0)"]),
         ("kl(1, temperature=2)", ["too many values"]),
-        ("kl(temperature=hot)", ["temperature=hot does not fit", "number"]),
+        ("kl(temperature=hot)", ["temperature=hot does not fit. Allowed: a number."]),
         ("layers", ["needs which", "layers(which, deep=false)"]),
+        ("kl(temperature=true)", ["temperature=true does not fit. Allowed: a number."]),
         ("layers(4)", ["which=4 does not fit", "list"]),
-        ("layers([1], deep=7)", ["deep=7 does not fit"]),
+        ("layers([1], deep=7)", ["deep=7 does not fit. Allowed: true or false."]),
     ],
 )
 def test_a_wrong_call_teaches(text, said):

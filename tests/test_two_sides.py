@@ -115,6 +115,8 @@ def test_padding_changes_nothing(family):
 def test_sizes_are_those_of_either_side():
     sizes = shape(tiny_pair("bart"))
     assert (sizes.layers, sizes.at("encoder").layers, sizes.at("cross").layers) == (4, 3, 4)
+    wide = shape(tiny_pair("t5", d_kv=12))
+    assert (wide.width, wide.attends, wide.at("encoder").attends) == (32, 48, 48)
 
 
 def test_sides_that_are_not_there_are_refused():

@@ -90,14 +90,15 @@ def two_sided_sizes(family: str, encoder: int, decoder: int, width: int = 32, he
     return {**sizes, "d_model": width, "init_std": 0.2}
 
 
-def tiny_pair(family: str, encoder: int = 3, decoder: int = 4, *, seed: int = 0, **sizes) -> PreTrainedModel:
+def tiny_pair(family: str, encoder: int = 3, decoder: int = 4, *, seed: int = 0, **options) -> PreTrainedModel:
     """A model with an encoder and a decoder, as `tiny_model` makes others."""
     ids = {"pad_token_id": 0, "decoder_start_token_id": 1, "eos_token_id": 2, "forced_eos_token_id": 2}
     config = AutoConfig.for_model(
         family,
-        **{"vocab_size": VOCABULARY, "max_position_embeddings": 64, **ids},
-        **({"decoder_vocab_size": VOCABULARY} if family == "marian" else {}),
-        **two_sided_sizes(family, encoder, decoder, **sizes),
+        **{"vocab_size": VOCABULARY, "max_position_embeddings": 64, **ids}
+        | ({"decoder_vocab_size": VOCABULARY} if family == "marian" else {})
+        | two_sided_sizes(family, encoder, decoder)
+        | options,
     )
     model = _made(AutoModelForSeq2SeqLM, config, seed)
     if hasattr(model, "final_logits_bias"):  # Marian's checkpoints have one that is not 0

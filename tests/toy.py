@@ -16,7 +16,8 @@ from tempfile import TemporaryDirectory
 import torch
 import transformers
 from safetensors.torch import load_file
-from transformers import AutoConfig
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import AutoConfig, Qwen2Tokenizer
 
 import limbeck
 from limbeck.data import grammar
@@ -93,8 +94,11 @@ def kinds_data(kind: str, row: Callable[[str], dict], train: int = 64, dev: int 
 
 
 @cache
-def tokenizer():
-    """One tokenizer for all toys: it knows every word the grammar has."""
+def tokenizer(family: str = "bert"):
+    """One tokenizer for all toys: it knows every word the grammar has. Qwen2 has its own, as transformers loads no
+    other beside it: a token a byte."""
+    if family == "qwen2":
+        return Qwen2Tokenizer({sign: i for i, sign in enumerate(("<|endoftext|>", *sorted(ByteLevel.alphabet())))})
     train, dev = grammar.generate(train=2000, dev=0)
     return grammar.build_tokenizer(row["text"] for row in train + dev)
 
@@ -132,14 +136,15 @@ def model(
     sizes |= SPECIAL.get(family, {})
     if family in ("roberta", "xlm-roberta", "mpnet"):
         sizes["max_position_embeddings"] = POSITIONS + 2  # they number positions from behind the padding token
+    words = tokenizer(family)
     config = AutoConfig.for_model(
         family,
         **{
-            "vocab_size": len(tokenizer()),
+            "vocab_size": len(words),
             "max_position_embeddings": POSITIONS,
-            "pad_token_id": tokenizer().pad_token_id,
-            "bos_token_id": tokenizer().cls_token_id,
-            "eos_token_id": tokenizer().sep_token_id,
+            "pad_token_id": words.pad_token_id,
+            "bos_token_id": words.cls_token_id,
+            "eos_token_id": words.sep_token_id,
             "initializer_range": 0.2,
         }
         | sizes
@@ -172,7 +177,7 @@ def save(made, folder: Path, *, words=None, bare: bool = False) -> str:
 def teacher(family: str = "bert", **options) -> str:
     """The folder of a random model with tokenizer; `options` as for `model`."""
     name = "-".join([family, *(f"{k}={v}" for k, v in options.items())]).replace(" ", "").replace("'", "")
-    return save(model(family, **options), workplace() / name)
+    return save(model(family, **options), workplace() / name, words=tokenizer(family))
 
 
 def distill(recipe: str, out: Path, *, teacher: str, steps: int | None = 3, set: tuple[str, ...] = (), **options):

@@ -181,6 +181,12 @@ class Shape(NamedTuple):
     labels: int
     reads: int = 0  # the width of what the classifier reads
     encoder: "Shape | None" = None  # of a model with two stacks, whose decoder's sizes the others are
+    head_size: int | None = None  # if it is not said, heads add up to the width
+
+    @property
+    def attends(self) -> int:
+        """The width of all heads together."""
+        return self.heads * self.head_size if self.head_size else self.width
 
     def at(self, side: Side) -> "Shape":
         """The sizes of one of its sides."""
@@ -454,6 +460,7 @@ def shape(model: PreTrainedModel) -> Shape:
         getattr(config, "decoder_attention_heads", config.num_attention_heads),
         0 if bare else output_map(model).out_features,
         config.hidden_size if bare else dense_map(model).in_features,
+        head_size=getattr(config, "head_dim", None) or getattr(config, "d_kv", None),  # T5 has its own name for it
     )
     if "encoder" not in sides(model):
         return sizes

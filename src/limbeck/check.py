@@ -229,7 +229,8 @@ def _model(model) -> dict[str, int]:
     sizes = architectures.shape(model)._asdict()
     if encoder := sizes.pop("encoder"):
         sizes["encoder_layers"] = encoder.layers
-    return {**sizes, "parameters": efficiency.parameters(model)}
+    known = {name: size for name, size in sizes.items() if size is not None}
+    return {**known, "parameters": efficiency.parameters(model)}
 
 
 def shown(report: Report) -> Group:

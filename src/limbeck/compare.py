@@ -15,12 +15,14 @@ from limbeck.data.kinds import KINDS
 from limbeck.data.loading import load
 from limbeck.data.spec import DataSpec
 from limbeck.errors import LimbeckError
-from limbeck.folder import write_text
+from limbeck.folder import check_file, write_text
 from limbeck.report.tables import count
 
 
 def compare(names: list[str], data: DataSpec, predictions: Path | None = None) -> list[dict[str, Any]]:
     """A row a model: scores of every split, size, milliseconds a forward (taken in turns), agreement with the first."""
+    if predictions:
+        check_file(predictions, "--predictions")
     data = models.with_kind(data, names[0])
     corpus = load(data, train=False)
     kind = KINDS[corpus.task.kind]

@@ -8,7 +8,7 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from limbeck.data import grammar
 from limbeck.engine.world import seed_for
-from limbeck.folder import write_folder
+from limbeck.folder import check_place, write_folder
 from limbeck.models import quiet
 from limbeck.report.page import write_report
 from limbeck.report.tables import comparison
@@ -23,6 +23,7 @@ RECIPES = ("kd", "pkd", "ild-rtc", "rail-kd-l", "lwd")
 
 def run_demo(out: Path, console: Console) -> list[Run]:
     """Generate, train, distil five ways, compare; every run goes on where it stopped if the demo is started again."""
+    check_place(out, "--out")
     races = out / "races"
     data = {"train": str(races / "train.csv"), "eval": str(races / "dev.csv"), "resume": True}
     if not races.exists():

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from limbeck.errors import LimbeckError
+
 
 class RunFolder:
     """Paths and files of one run."""
@@ -42,6 +44,24 @@ class RunFolder:
         """Forget what was logged after a checkpoint: it will be logged again."""
         if self.logged() > size:
             os.truncate(self.metrics, size)
+
+
+def check_place(path: Path, option: str) -> None:
+    """Raise where the file or folder that `option` names could not be written: now, not when there is a result."""
+    whole = path.absolute()
+    there = next(place for place in (whole, *whole.parents) if os.path.exists(place))  # Path.exists may raise
+    if there != whole and not there.is_dir():
+        raise LimbeckError(f'{option} "{path}" lies below a file, {there}. Give another place.')
+    home = there if there.is_dir() else there.parent
+    if not os.access(home, os.W_OK | os.X_OK):
+        raise LimbeckError(f'{option} "{path}" cannot be written: {home} lets you write nothing. Give another place.')
+
+
+def check_file(path: Path, option: str) -> None:
+    """Raise where the file that `option` names could not be written."""
+    if path.is_dir():
+        raise LimbeckError(f'{option} "{path}" is a folder. Name a file in it.')
+    check_place(path, option)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -11,7 +11,9 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from limbeck.errors import LimbeckError
+from limbeck.recipe import resolve
 from limbeck.run import Run, finetune
+from limbeck.spec import allowing
 
 SHORT = ("lr", "batch", "epochs")  # of every stage
 
@@ -39,16 +41,18 @@ def run_grid(
 ) -> list[Cell]:
     """Fine-tune `model` with every combination of the grid's values; the best combination, by the mean over its seeds,
     comes first. `grid` is as on the command line, such as `["lr=1e-5,3e-5", "seed=1,2"]`; the rest as in `finetune`."""
-    axes = _axes(grid)
+    combinations = _combinations(_axes(grid))
+    with allowing(bool(options.get("allow_code"))):
+        for one in combinations:
+            resolve("finetune", overrides=[*set, *_changes(one)])  # a fault of the last shows before the first is run
     cells = []
-    for values, several in groupby(_combinations(axes), key=lambda one: {k: v for k, v in one.items() if k != "seed"}):
-        changes = [f"stages.*.{name}={value}" if name in SHORT else f"{name}={value}" for name, value in values.items()]
+    for values, several in groupby(combinations, key=lambda one: {k: v for k, v in one.items() if k != "seed"}):
         runs = [
             finetune(
                 model,
                 out=Path(out) / ",".join(f"{name}={value}" for name, value in one.items()),
                 seed=int(one.get("seed", seed)),
-                set=[*set, *changes],
+                set=[*set, *_changes(one)],
                 **options,
             )
             for one in several
@@ -97,6 +101,12 @@ def _combinations(axes: dict[str, list[str]]) -> list[dict[str, str]]:
     """Every combination; those that differ by the seed alone stand together."""
     ordered = sorted(axes, key=lambda name: name == "seed")
     return [dict(zip(ordered, values)) for values in product(*(axes[name] for name in ordered))]
+
+
+def _changes(values: dict[str, str]) -> list[str]:
+    """A combination as --set takes it."""
+    paths = {name: f"stages.*.{name}" if name in SHORT else name for name in values if name != "seed"}
+    return [f"{path}={values[name]}" for name, path in paths.items()]
 
 
 def _sign(run: Run) -> int:

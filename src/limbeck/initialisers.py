@@ -207,15 +207,17 @@ def _config(
             raise LimbeckError(f"--layers {depth}: a student has at least one layer.")
         architectures.keep_layers(config, _taken(calls, depth or available, available), side)
     if width is not None and width != config.hidden_size:
-        size = config.hidden_size // config.num_attention_heads
-        if width % size:
-            raise LimbeckError(f"--width {width} must be a multiple of the model's head size, {size}.")
+        # Heads stay as wide as they are, and are fewer in proportion.
+        unit = config.hidden_size // math.gcd(config.hidden_size, config.num_attention_heads)
+        if width < 1 or width % unit:
+            raise LimbeckError(f"--width {width} must be a multiple of {unit}, so that the student has whole heads.")
+        heads = config.num_attention_heads * width // config.hidden_size
         for inner in ("hidden_dim", "intermediate_size", "n_inner", "d_ff", "encoder_ffn_dim", "decoder_ffn_dim"):
             if getattr(config, inner, None):
                 setattr(config, inner, getattr(config, inner) * width // config.hidden_size)
-        config.num_attention_heads = width // size
+        config.num_attention_heads = heads
         if hasattr(config, "decoder_attention_heads"):
-            config.decoder_attention_heads = width // size
+            config.decoder_attention_heads = heads
         if hasattr(config, "num_key_value_heads"):
             config.num_key_value_heads = math.gcd(config.num_key_value_heads, config.num_attention_heads)
         config.hidden_size = width

@@ -120,8 +120,8 @@ def request(
     seed: int = 42,
 ) -> Request:
     """Resolve the recipe for the task, with every fault reported at once."""
-    if seed < 0:
-        raise LimbeckError(f"--seed {seed} must be 0 or more.")
+    if not 0 <= seed < 2**63:
+        raise LimbeckError(f"--seed {seed} must be 0 or more, and below 2**63.")
     data = models.with_kind(data, teacher or student)
     with allowing(allow_code):
         resolved = resolve(recipe, task=data.task_name, overrides=set)

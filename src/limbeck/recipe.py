@@ -15,13 +15,13 @@ import yaml
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from limbeck.errors import LimbeckError, did_you_mean
-from limbeck.spec import literal, number, parse
+from limbeck.spec import allowed, literal, number, parse, whole
 
 # Kinds of objectives that read layers alone, and so take any input, whatever its task.
 COMPARE_LAYERS = {"match", "consistency", "earth_mover", "context"}
 FORBID = ConfigDict(extra="forbid")
-Number = Annotated[float, BeforeValidator(number)]
 Positive = Annotated[float, BeforeValidator(number), Field(gt=0)]
+Count = Annotated[int, BeforeValidator(whole), Field(gt=0)]
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class Stage:
     name: str
     objectives: Annotated[dict[str, dict[str, Any]], Field(min_length=1)]
     epochs: Positive | None = None
-    steps: Annotated[int, Field(gt=0)] | None = None
-    batch: Annotated[int, Field(gt=0)] = 32
+    steps: Count | None = None
+    batch: Count = 32
     lr: Positive = 2e-5
     warmup: Annotated[float, BeforeValidator(number), Field(ge=0, le=1)] = 0.1
     schedule: Literal["linear", "cosine", "constant"] = "linear"
@@ -44,7 +44,7 @@ class Stage:
     data: str | None = None  # inputs other than the run's own: a task, or a file
     train: list[str] = field(default_factory=lambda: ["student", "aligners"])
     keep: Literal["best", "last"] | None = None
-    patience: Annotated[int, Field(gt=0)] | None = None
+    patience: Count | None = None
 
 
 @dataclass(frozen=True)
@@ -340,7 +340,7 @@ def _fault(data: Mapping[str, Any], error: dict[str, Any]) -> str:
         return f"{where}: there is no such key.{did_you_mean(path[-1], fields)} Allowed: {', '.join(fields)}."
     if error["type"] in ("missing", "missing_argument"):
         return f"{where}: is missing."
-    return f"{where}: {error['input']!r} does not fit: {error['msg'].removeprefix('Value error, ')}."
+    return f"{where}: {error['input']!r} does not fit. Allowed: {allowed(error)}."
 
 
 def _set(data: dict[str, Any], path: str, value: Any) -> None:

@@ -31,12 +31,13 @@ from limbeck.engine.progress import Display, clock
 from limbeck.engine.sharding import check_processes, fill, gathered, shard, shell
 from limbeck.engine.world import open_world
 from limbeck.errors import LimbeckError
-from limbeck.folder import RunFolder, write_file, write_folder, write_json, write_text
+from limbeck.folder import RunFolder, check_place, write_file, write_folder, write_json, write_text
 from limbeck.models import quiet
 from limbeck.prepare import Prepared, Request, fingerprint, prepare, request, weights_fingerprint, whole_modules
 from limbeck.projector import folded
 from limbeck.report.card import model_card
 from limbeck.report.page import write_report
+from limbeck.report.tables import nothing_learnt
 from limbeck.spec import allowing
 from limbeck.teachers import Live, remembering
 
@@ -183,7 +184,7 @@ def _execute(
         scores = _score(prepared, state, found, accelerator.device, earlier + time.monotonic() - began)
         _leave(prepared, folder, scores)
         display.say(_summary(scores, folder))
-        if warning := _nothing_learnt(prepared, scores):
+        if warning := nothing_learnt(scores):
             display.say(warning)
     if track:
         accelerator.end_training()
@@ -336,6 +337,7 @@ def _score(
     here = scored.get(split, {}) if split else {}
     metric = task.metrics[0] if task.metrics else None  # files without labels
     teacher, student = (here.get(who, {}).get(metric or "") for who in ("teacher", "student"))
+    floor = evaluation.best_single_answer(task, prepared.evals[split].right) if split and student is not None else None
     batch = efficiency.typical_batch(prepared.train)
     return {
         "task": task.name,
@@ -345,6 +347,7 @@ def _score(
         "retention": None
         if student is None
         else evaluation.retention(student, teacher, lower=evaluation.lower_is_better(task)),
+        "single_answer": floor,
         "lower": list(KINDS[task.kind].lower),
         "metrics": {who: here.get(who, {}) for who in models},
         "splits": {place: found for place, found in scored.items() if place != split},
@@ -406,11 +409,20 @@ def _leave(prepared: Prepared, folder: RunFolder, scores: dict[str, Any]) -> Non
         (place / "README.md").write_text(card, encoding="utf8")
 
     write_folder(folder.student, save_student)
-    beside = prepared.distillers[-1].objectives.state_dict()
-    if beside:
+    if beside := _beside(prepared.distillers[-1]):
         write_file(folder.aligners, lambda place: save_file(gathered(beside), place))
     write_json(folder.scores, scores)
     _tidy(folder)
+
+
+def _beside(distiller: Distiller) -> dict[str, torch.Tensor]:
+    """What was trained beside the student and may be of use without it."""
+    return {
+        f"{name}.{key}": value
+        for name, term in distiller.terms.items()
+        for key, value in term.state_dict().items()
+        if not key.startswith(term.passing)
+    }
 
 
 def _tidy(folder: RunFolder) -> None:
@@ -439,9 +451,7 @@ def environment() -> dict[str, Any]:
 
 
 def _check_folder(folder: RunFolder, resume: bool) -> None:
-    parent = next(place for place in folder.path.absolute().parents if place.exists())
-    if not parent.is_dir():
-        raise LimbeckError(f'--out "{folder.path}" lies below a file, {parent}. Give another folder.')
+    check_place(folder.path, "--out")
     if not folder.path.exists() or (folder.path.is_dir() and not any(_there(folder.path))):
         return
     if not folder.request.exists():
@@ -478,19 +488,6 @@ def _summary(scores: dict[str, Any], folder: RunFolder) -> str:
         share = "less is better; the teacher's is"
     kept = f" ({share} {scores['teacher']:.2f})" if share else ""
     return f"{scores['metric']} {scores['student']:.2f} on {scores['split']}{kept}, {ran}"
-
-
-def _nothing_learnt(prepared: Prepared, scores: dict[str, Any]) -> str | None:
-    """A word on a student that does no better than one that reads nothing, whatever share of the teacher's it keeps."""
-    if scores["student"] is None:
-        return None
-    floor = evaluation.best_single_answer(prepared.task, prepared.evals[scores["split"]].right)
-    if floor is None or scores["student"] > floor:
-        return None
-    return (
-        f"The same answer for every example would have {scores['metric']} {floor:.2f}: this student has learnt nothing "
-        "yet. Train longer, or with another learning rate."
-    )
 
 
 def _listed(names: list[str], most: int = 4) -> str:

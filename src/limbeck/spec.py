@@ -24,6 +24,18 @@ from limbeck.errors import LimbeckError, did_you_mean
 WORDS = {"true": True, "false": False, "none": None, "null": None}
 NAME = re.compile(r"[^\W\d]\w*([-.]\w+)*")  # names may have hyphens, and dots where they are paths
 
+# What a value has to be, by the first word of the name pydantic has for a fault.
+VALUES = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "string": "a word",
+    "list": "a list, as [a, b]",
+    "dict": "a map, as {a: b}",
+    "dataclass": "a map, as {a: b}",
+    "too": "at least 1",
+}
+
 # Whether a recipe may name code by a dotted path; `--allow-code` sets it.
 code_allowed: ContextVar[bool] = ContextVar("code_allowed", default=False)
 
@@ -83,17 +95,22 @@ def parse(text: "str | Call | int | float") -> Call:
 
 def number(value: Any) -> float | int:
     """A number, or a fraction written `a/b`."""
-    if isinstance(value, bool):
-        raise ValueError("not a number")
-    if isinstance(value, str):
-        top, slash, bottom = value.partition("/")
-        if slash and float(bottom) == 0:
-            raise ValueError("a fraction of nothing")
-        whole = top.strip().lstrip("-").isdigit()
-        value = float(top) / float(bottom) if slash else int(top) if whole else float(top)
-    if not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError("not a finite number")
+    with suppress(ValueError, ZeroDivisionError):
+        if isinstance(value, str):
+            top, slash, bottom = value.partition("/")
+            digits = top.strip().lstrip("-").isdigit()
+            value = float(top) / float(bottom) if slash else int(top) if digits else float(top)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError("a number, such as 2e-5 or 1/3")
     return value
+
+
+def whole(value: Any) -> int:
+    """A whole number."""
+    with suppress(ValueError):
+        if (found := number(value)) == int(found):
+            return int(found)
+    raise ValueError("a whole number")
 
 
 def literal(text: str) -> Any:
@@ -166,10 +183,21 @@ def _fitted(call: Call, parameter: inspect.Parameter, value: Any, kind: str) -> 
     if parameter.annotation is inspect.Parameter.empty:
         return value
     try:
-        return TypeAdapter(parameter.annotation).validate_python(value)
+        # As a word, since pydantic would take true for the number 1.
+        plain = _show(value) if isinstance(value, bool) else value
+        return TypeAdapter(parameter.annotation).validate_python(plain)
     except ValidationError as error:
-        message = error.errors()[0]["msg"]
-        raise LimbeckError(f'{kind} "{call}": {parameter.name}={_show(value)} does not fit: {message}.') from error
+        wanted = " or ".join(dict.fromkeys(allowed(fault) for fault in error.errors()))
+        raise LimbeckError(
+            f'{kind} "{call}": {parameter.name}={_show(value)} does not fit. Allowed: {wanted}.'
+        ) from error
+
+
+def allowed(fault: Mapping[str, Any]) -> str:
+    """What a value that pydantic found to be wrong may be, in our words."""
+    said: str = fault["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    word = fault["type"].partition("_")[0]
+    return f"a number {said}" if word in ("greater", "less") else VALUES.get(word, said)
 
 
 def _dotted(node: ast.expr) -> str:

@@ -1,11 +1,12 @@
 """A user's mistake is one paragraph and exit status 2, and nothing is written; a failure is one line and status 1."""
 
+import os
 import sys
 from pathlib import Path
 
 import pytest
 
-from limbeck import LimbeckError, Pace, cli, distill, evaluation
+from limbeck import LimbeckError, Pace, cli, compare, distill, evaluation, models, prepare
 from limbeck.data import grammar
 from limbeck.data.spec import DataSpec
 from tests import toy
@@ -104,6 +105,7 @@ MISTAKES = {
     "negative learning rate": ("kd", {"lr": -1}, ["stages.distil.lr", "-1", "greater than 0"]),
     "no batch": ("kd", {"batch": 0}, ["stages.distil.batch", "greater than 0"]),
     "negative seed": ("kd", {"seed": -1}, ["--seed -1", "0 or more"]),
+    "a seed too large": ("kd", {"seed": 2**63}, ["--seed 9223372036854775808", "below 2**63"]),
     "no length": ("kd", {"max_length": 0}, ["--max-length 0", "3 or more"]),
     "no micro-batch": ("kd", {"micro_batch": 0}, ["--micro-batch 0", "1 or more"]),
     "no logging": ("kd", {"log_every": 0}, ["--log-every 0", "1 or more"]),
@@ -414,6 +416,11 @@ def test_a_misspelt_cache_is_no_folder(choice):
         Pace(cache=choice)
 
 
+def test_a_cache_without_a_name():
+    with pytest.raises(LimbeckError, match="no folder"):
+        Pace(cache="")
+
+
 def test_a_cache_below_a_file(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(LimbeckError, match="no folder"):
@@ -427,10 +434,38 @@ def test_a_tokenizer_of_another_model(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_out_below_a_file(tmp_path):
+@pytest.fixture
+def closed(tmp_path, monkeypatch):
+    """A folder that nobody may write in, not even root, whom rights do not bind."""
+    place = tmp_path / "closed"
+    place.mkdir()
+    monkeypatch.setattr(os, "access", lambda path, rights: Path(path) != place)
+    return place
+
+
+@pytest.mark.parametrize("below", ["file", "closed"])
+def test_what_cannot_be_written_is_said_before_anything_is_loaded(below, limbeck, closed, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
-    with pytest.raises(LimbeckError, match="lies below a file"):
-        toy.distill("kd", tmp_path / "file" / "run", teacher=toy.teacher("bert"))
+    for module, name in ((prepare, "load"), (models, "load_model"), (compare, "load")):
+        monkeypatch.setattr(module, name, fail)
+    out, data = tmp_path / below / "new" / "run", toy.options(**toy.data())
+    said = ["lies below a file" if below == "file" else "closed lets you write nothing", "Give another place"]
+    for words, option in (
+        (["distill", "kd", *asked(out)], "--out"),
+        (["distill", "kd", *asked(tmp_path / "run", cache=out)], "--cache"),
+        (["finetune", "--model", toy.teacher("bert"), "--out", out, *data], "--out"),
+        (["finetune", "--model", toy.teacher("bert"), "--out", out, "--grid", "lr=1e-5", *data], "--out"),
+        (["evaluate", toy.teacher("bert"), "--eval", toy.data()["eval"], "--predictions", out], "--predictions"),
+        (["report", tmp_path, "--out", out], "--out"),
+        (["demo", "--out", out], "--out"),
+    ):
+        assert_taught(*limbeck(*words), [option, *said] if option != "--cache" or below == "closed" else [option])
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_where_a_file_is_wanted(limbeck, tmp_path):
+    status, said = limbeck("report", tmp_path, "--out", tmp_path)
+    assert_taught(status, said, ["is a folder", "Name a file in it"])
 
 
 def test_another_teacher_under_the_same_name(tmp_path):

@@ -52,10 +52,10 @@ def inputs(case):
     return {k: v for k, v in case.batch.items() if k != "labels"}
 
 
-@pytest.mark.parametrize("options", [{"share": 1.5}, {"share": -0.1}, {"pace": 0}])
+@pytest.mark.parametrize("options", [{"share": 1.5}, {"share": -0.1}, {"share": "half"}, {"pace": 0}, {"pace": "slow"}])
 def test_options_are_checked(options):
     from limbeck.errors import LimbeckError
     from limbeck.objectives import CoTraining
 
-    with pytest.raises(LimbeckError, match=r"share .* must lie between 0 and 1"):
+    with pytest.raises(LimbeckError, match=r"(share|pace) \S+ must be a number (from 0 to 1|above 0)"):
         CoTraining(**options)

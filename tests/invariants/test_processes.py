@@ -53,10 +53,12 @@ CASES = {
 SCRIPT = """
 import json, sys
 import limbeck
+import torch
 from limbeck import efficiency, filters
 from limbeck.architectures import output_map
 from limbeck.data.kinds import of
 from limbeck.engine import loop
+from limbeck.engine.world import PATIENCE
 from torch.distributed.tensor import DTensor
 
 out, cases, dropout = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3]
@@ -108,6 +110,8 @@ for name, teacher in (("broken", case["teacher"]), ("resumed", dropout)):
         pass
 stop_after = None
 distill(case, "resumed", resume=True, teacher=dropout)
+world = torch.distributed.group.WORLD._get_backend(torch.device("cpu"))
+assert world.options._timeout == PATIENCE  # the others wait while one scores at the end
 """
 
 

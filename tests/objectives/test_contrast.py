@@ -135,7 +135,8 @@ def test_it_learns_to_tell_examples_apart():
     [
         ({"negatives": 0}, "negatives 0 must be"),
         ({"temperature": "x"}, "temperature x must be"),
-        ({"momentum": 1}, "momentum 1 must lie"),
+        ({"momentum": 1}, "momentum 1 must be a number from 0 to below 1"),
+        ({"momentum": "fast"}, "momentum fast must be a number"),
         ({"labels": None}, "labelled data"),
         ({"labels": torch.zeros(5)}, "one only"),
     ],

@@ -94,6 +94,7 @@ def test_updates():
         ({"earth_mover": {"hiden": "mse"}}, 'Did you mean "hidden"'),
         ({"earth_mover": {"hidden": "kl"}}, "compares distributions"),
         ({"earth_mover": {"hidden": "mse"}, "update": "softmax(temperature=0)"}, "temperature=0 does not fit"),
+        ({"earth_mover": {"hidden": "mse"}, "restart": "often"}, "restart often must be true or false"),
     ],
 )
 def test_faults(declared, said):

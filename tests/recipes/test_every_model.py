@@ -1,9 +1,9 @@
 """Every shipped recipe on models that predict words, whichever way they are laid out.
 
 A recipe takes two steps on every family. On one family of each layout it is a whole run, killed, resumed and saved;
-which one differs from recipe to recipe, so that every family meets every third recipe that way. Encoders as classifiers
-take turns likewise; test_every_recipe.py trains every recipe on each of them. What students score is a matter of
-test_every_kind.py.
+which one differs from recipe to recipe, so that every family meets a part of the recipes that way. Encoders as
+classifiers take turns likewise; test_every_recipe.py trains every recipe on each of them. What students score is a
+matter of test_every_kind.py.
 """
 
 import math
@@ -32,7 +32,7 @@ from tests.engine.test_step import world
 ENCODERS = ("modernbert", "albert", "deberta-v2")
 FAMILIES = {
     "seq2seq": ("t5", "bart", "marian"),
-    "causal-lm": ("gpt2", "llama", "qwen3"),
+    "causal-lm": ("gpt2", "llama", "qwen2", "qwen3", "gemma2", "gemma3_text"),
     "masked-lm": ENCODERS,
     "classification": (*ENCODERS, "roberta", "distilbert", "electra", "mpnet"),
 }
@@ -41,7 +41,7 @@ RECIPES = book.shipped()
 REFUSED = {
     **{("universal-kd", kind): "predicted from every token" for kind in ("seq2seq", "causal-lm", "masked-lm")},
     ("theseus", "t5"): "makes the positions of all others",
-    ("theseus", "modernbert"): "are of several types",
+    **{("theseus", family): "are of several types" for family in ("modernbert", "qwen2", "gemma2", "gemma3_text")},
 }
 WHOLE = [
     (recipe, kind, members[turn % len(members)])
@@ -90,6 +90,9 @@ def test_what_is_refused_is_documented():
         "masked-lm": "masked",
         "t5": "T5",
         "modernbert": "ModernBERT",
+        "gemma2": "Gemma 2 and 3",
+        "gemma3_text": "Gemma 2 and 3",
+        "qwen2": "Qwen2",
     }
     for recipe, what in REFUSED:
         sentences = [text for text in told if "refused" in text and names[what] in text]

@@ -29,8 +29,8 @@ RECIPES = [
 FEW, SMALL = toy.data(16, 16), ("stages.*.batch=8",)
 
 SCORES = {
-    "task", "metric", "teacher", "student", "retention", "lower", "metrics", "splits", "split", "selected_on", "params",
-    "latency_ms", "ood", "seed", "recipe", "seconds",
+    "task", "metric", "teacher", "student", "retention", "single_answer", "lower", "metrics", "splits", "split",
+    "selected_on", "params", "latency_ms", "ood", "seed", "recipe", "seconds",
 }  # fmt: skip
 
 
@@ -87,6 +87,8 @@ def test_trains_on_every_family(recipe, family, tmp_path):
     scores = assert_left(run, recipe)
     assert scores["metric"] == "accuracy"
     assert scores["split"] == scores["selected_on"] == "dev"
+    warned = "learnt nothing" in (run.folder / "log.txt").read_text("utf8")
+    assert warned == (scores["student"] <= scores["single_answer"])
     has_teacher = recipe != "finetune"
     assert set(scores["params"]) == set(scores["metrics"]) == {"teacher", "student"}
     assert (scores["params"]["teacher"] is not None) == bool(scores["metrics"]["teacher"]) == has_teacher
@@ -101,6 +103,7 @@ def test_trains_on_every_family(recipe, family, tmp_path):
 def test_trains_on_a_score(recipe, tmp_path):
     scores = assert_left(train(recipe, tmp_path / "run", labels=1, **toy.scores(16, 16)), recipe)
     assert scores["metric"] == "spearman"
+    assert scores["single_answer"] is None
     assert set(scores["metrics"]["student"]) == {"spearman", "pearson"}
     assert models.config_of(str(tmp_path / "run")).num_labels == 1
 
@@ -145,6 +148,12 @@ def test_a_narrower_student_with_other_heads(recipe, tmp_path):
     assert models.config_of(str(run.student)).hidden_size == 16
     if any("align" in declared for declared in book.resolve(recipe).stages[-1].objectives.values()):
         assert (run.folder / "aligners.safetensors").exists()
+
+
+def test_what_only_training_needs_is_not_left():
+    assert not (whole("prokt").folder / "aligners.safetensors").exists()  # a whole teacher
+    left = load_file(whole("codir").folder / "aligners.safetensors")  # memory banks
+    assert {name.rpartition(".")[0] for name in left} == {"contrast.maps.student", "contrast.maps.teacher"}
 
 
 @pytest.mark.parametrize("kind", ["mlp", "next-layer", "all-next-layers"])

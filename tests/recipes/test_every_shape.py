@@ -48,6 +48,15 @@ def test_a_width(recipe):
             begun(recipe, layers=2, width=16)
 
 
+def test_a_width_where_heads_do_not_add_up_to_it():
+    """The teacher's four heads are 12 wide and its states 32: three heads of 16 meet three of the student's, 8 wide."""
+    prepared = begun("minilmv2", teacher="qwen3", layers=2, width=16, set=[drawn("minilmv2")])
+    sizes = architectures.shape(prepared.student)
+    assert (sizes.width, sizes.heads, sizes.head_size, sizes.attends) == (16, 2, 12, 24)
+    reads = prepared.distillers[0].terms["query"].reads()
+    assert {read.feature for read in reads} == {"query_relation(heads=3)"}
+
+
 @pytest.mark.parametrize("recipe", DISTILLED)
 @pytest.mark.parametrize("family", ["bert", "deberta-v2"])
 def test_other_head_counts(recipe, family):

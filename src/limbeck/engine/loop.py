@@ -21,7 +21,7 @@ from limbeck.engine.step import Step
 from limbeck.engine.stop import Stop, Vote
 from limbeck.engine.world import seed_for
 from limbeck.errors import LimbeckError, did_you_mean
-from limbeck.folder import RunFolder
+from limbeck.folder import RunFolder, check_place
 from limbeck.recipe import Stage
 
 Scores = dict[str, float]
@@ -55,10 +55,11 @@ class Pace:
         place = Path(self.cache)
         above = next(p for p in (place, *place.absolute().parents) if p.exists())
         meant = "" if place.exists() or len(place.parts) > 1 else did_you_mean(self.cache, ("off", "auto"))
-        if meant or not above.is_dir():
+        if meant or not self.cache or not above.is_dir():
             raise LimbeckError(
                 f'--cache "{self.cache}" is not off, not auto and no folder.{meant} A new folder is ./{self.cache}.'
             )
+        check_place(place, "--cache")
 
 
 @dataclass

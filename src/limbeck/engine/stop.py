@@ -6,6 +6,8 @@ from types import FrameType
 
 import torch
 
+from limbeck.engine.world import PATIENCE
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -42,7 +44,7 @@ class Vote:
 
     def __init__(self) -> None:
         together = torch.distributed.is_available() and torch.distributed.is_initialized()
-        self.group = torch.distributed.new_group(backend="gloo") if together else None
+        self.group = torch.distributed.new_group(backend="gloo", timeout=PATIENCE) if together else None
 
     def __call__(self, *asked: bool) -> list[bool]:
         """Which of these somebody asks for. All processes call it, after the same step."""

@@ -2,13 +2,18 @@
 
 import os
 import warnings
+from datetime import timedelta
 from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedDataParallelKwargs, LoggerType, patch_environment
+from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs, LoggerType, patch_environment
 
 from limbeck.errors import LimbeckError, did_you_mean
+
+# How long processes wait for each other. One of them writes checkpoints, and scores at the end, alone, which may take
+# hours; NCCL's own ten minutes would end the others, and with them the run. That a process died, torchrun sees.
+PATIENCE = timedelta(days=1)
 
 
 def open_world(*, track: str | None = None, folder: Path | None = None) -> Accelerator:
@@ -28,7 +33,10 @@ def open_world(*, track: str | None = None, folder: Path | None = None) -> Accel
             project_dir=str(folder) if folder else None,
             # Buffers are schedules and anchors: functions of seed and step, equal everywhere. (The option's newer name
             # is not known to every torch we run on, hence the warning that is not shown.)
-            kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False)],
+            kwargs_handlers=[
+                DistributedDataParallelKwargs(broadcast_buffers=False),
+                InitProcessGroupKwargs(timeout=PATIENCE),
+            ],
         )
     if track is not None and not accelerator.log_with:
         raise LimbeckError(f"--track {track} needs its package, which is not installed: pip install {track}")

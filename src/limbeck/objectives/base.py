@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Annotated, Literal, NamedTuple
 
 import torch
@@ -74,6 +75,7 @@ class Objective(nn.Module):
     sides: tuple[Side, Side] = ("student", "teacher")  # whose features its forward gets
     pace: float = 1.0  # the learning rate of its own parameters, in units of the stage's
     moves_teacher = False  # whether the teacher is another when the stage is over
+    passing: tuple[str, ...] = ()  # what of its state only training needs: in checkpoints, not in what a run leaves
 
     def __init__(self, weight: float | str) -> None:
         super().__init__()
@@ -82,7 +84,7 @@ class Objective(nn.Module):
             constant = number(weight)
             self.schedule: Callable[[float], float] = lambda progress: constant
         except ValueError:
-            self.schedule = bind(parse(weight), WEIGHTS, "weight")
+            self.schedule = _schedule(weight)
         self.register_buffer("scale", torch.tensor(0.0), persistent=False)
         self._weight_now = 0.0
 
@@ -145,14 +147,24 @@ def per_example(distances: Tensor, mask: Tensor) -> Tensor:
     return torch.where(valid, rows, 0.0).sum(1) / valid.sum(1).clamp_min(1)
 
 
+def _schedule(weight: float | str) -> Callable[[float], float]:
+    try:
+        return bind(parse(weight), WEIGHTS, "weight")
+    except LimbeckError as error:
+        raise LimbeckError(f"weight {weight} is no number, and {error}") from error
+
+
 def positive(name: str, value: float | str) -> float:
     """An option that has to be a number above 0."""
-    try:
-        if (found := number(value)) > 0:
+    return within(name, value, "above 0", lambda found: found > 0)
+
+
+def within(name: str, value: float | str, said: str, fits: Callable[[float], bool]) -> float:
+    """An option that has to be a number that `fits`, which is `said`."""
+    with suppress(ValueError):
+        if fits(found := number(value)):
             return found
-    except ValueError:
-        pass
-    raise LimbeckError(f"{name} {value} must be a number above 0.")
+    raise LimbeckError(f"{name} {value} must be a number {said}.")
 
 
 def over_processes(total: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from limbeck.errors import LimbeckError
 from limbeck.features import LOGITS
-from limbeck.objectives.base import Models, NamedAligner, Read
+from limbeck.objectives.base import Models, NamedAligner, Read, positive, within
 from limbeck.objectives.predictions import (
     Logits,
     cross_entropy,
@@ -17,7 +17,7 @@ from limbeck.objectives.predictions import (
     labels_of,
     squared_error,
 )
-from limbeck.spec import Call, number
+from limbeck.spec import Call
 from limbeck.taps import Features, Tap
 
 
@@ -30,6 +30,7 @@ class CoTraining(Logits):
     """
 
     moves_teacher = True
+    passing = ("teacher",)
 
     def __init__(
         self,
@@ -40,9 +41,8 @@ class CoTraining(Logits):
         weight: float | str = 1.0,
     ) -> None:
         super().__init__(co_training, weight=weight)
-        self.share, self.pace = number(share), number(pace)
-        if not 0 <= self.share <= 1 or self.pace <= 0:
-            raise LimbeckError(f"co_training: share {share} must lie between 0 and 1, and pace {pace} above 0.")
+        self.share = within("share", share, "from 0 to 1", lambda found: 0 <= found <= 1)
+        self.pace = positive("pace", pace)
 
     def bind(self, models: Models, named: Mapping[str, NamedAligner]) -> None:
         super().bind(models, named)

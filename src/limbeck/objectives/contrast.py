@@ -21,8 +21,9 @@ from limbeck.objectives.base import (
     from_processes,
     over_processes,
     positive,
+    within,
 )
-from limbeck.spec import Call, bind, number, parse
+from limbeck.spec import Call, bind, parse
 from limbeck.taps import Features
 
 SIDES = ("student", "teacher")
@@ -37,6 +38,7 @@ class Contrast(Objective):
     `temperature`; the loss is the mean over both sides. On a regression task every other example may be a negative.
     """
 
+    passing = ("student_bank", "teacher_bank", "totals")
     key: Tensor
     totals: Tensor
 
@@ -62,9 +64,8 @@ class Contrast(Objective):
             )
         self.mapping = bind(parse(map), MAPPINGS, "map")
         self.width, self.negatives = int(positive("width", width)), int(positive("negatives", negatives))
-        self.temperature, self.momentum = positive("temperature", temperature), number(momentum)
-        if not 0 <= self.momentum < 1:
-            raise LimbeckError(f"contrast: momentum {momentum} must lie between 0 and 1.")
+        self.temperature = positive("temperature", temperature)
+        self.momentum = within("momentum", momentum, "from 0 to below 1", lambda found: 0 <= found < 1)
 
     def bind(self, models: Models, named: Mapping[str, NamedAligner]) -> None:
         if models.teacher is None:

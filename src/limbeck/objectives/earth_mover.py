@@ -73,6 +73,8 @@ class EarthMover(Objective):
         super().__init__(weight)
         if not isinstance(earth_mover, Mapping) or not earth_mover:
             raise LimbeckError("earth_mover maps features to distances: earth_mover: {hidden: mse, attention: kl}.")
+        if not isinstance(restart, bool):
+            raise LimbeckError(f"restart {restart} must be true or false.")
         self.align, self.restart = parse(align), restart
         self.update = bind(parse(update), UPDATES, "update")
         self.grids = nn.ModuleList(_grid(feature, distance, align) for feature, distance in earth_mover.items())

@@ -143,37 +143,36 @@ class Match(Objective):
                 raise LimbeckError(f"match: {self.call} asks for layer {t} of a teacher with {teacher.layers} layers.")
 
     def _settle_heads(self, student: Shape, teacher: Shape) -> None:
-        """Models with other head counts meet in the largest of the two counts that divides both widths."""
+        """Models with other head counts meet in the largest of the two counts that divides what both attend in."""
         if self.feature.site != "attention":
             return
-        if heads := self._asked_heads(teacher):
-            if student.width % heads or teacher.width % heads:
-                raise LimbeckError(
-                    f"match: {self.call}: {heads} heads do not divide both widths, {student.width} and {teacher.width}."
-                )
+        ours, theirs = student.attends, teacher.attends
+        if heads := self._asked_heads(theirs):
+            if ours % heads or theirs % heads:
+                raise LimbeckError(f"match: {self.call}: {heads} heads do not divide both widths, {ours} and {theirs}.")
             return
         if student.heads == teacher.heads:
             return
-        fitting = [h for h in (student.heads, teacher.heads) if student.width % h == 0 == teacher.width % h]
+        fitting = [h for h in (student.heads, teacher.heads) if ours % h == 0 == theirs % h]
         if not fitting:
             raise LimbeckError(
                 f"match: {self.call}: neither {student.heads} nor {teacher.heads} heads divide both widths, "
-                f"{student.width} and {teacher.width}. Say how many: {self.call.name}(heads=…)."
+                f"{ours} and {theirs}. Say how many: {self.call.name}(heads=…)."
             )
         self.call = self.call.with_option("heads", max(fitting))
 
-    def _asked_heads(self, teacher: Shape) -> int | None:
+    def _asked_heads(self, width: int) -> int | None:
         """How many heads the recipe wants: it says so, or how wide one of the teacher's is."""
         heads, size = self.asked.get("heads"), self.asked.get("size")
         if size is None:
             return heads
         if heads is not None:
             raise LimbeckError(f"match: {self.call}: give heads or size, not both.")
-        if teacher.width % size:
-            raise LimbeckError(f"match: {self.call}: size {size} does not divide the teacher's width, {teacher.width}.")
+        if width % size:
+            raise LimbeckError(f"match: {self.call}: size {size} does not divide the teacher's width, {width}.")
         options = {name: value for name, value in self.call.options.items() if name != "size"}
-        self.call = Call(self.call.name, options=options).with_option("heads", teacher.width // size)
-        return teacher.width // size
+        self.call = Call(self.call.name, options=options).with_option("heads", width // size)
+        return width // size
 
     def at(self, moment: Moment) -> None:
         super().at(moment)

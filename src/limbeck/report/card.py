@@ -6,7 +6,7 @@ from typing import Any
 import yaml
 
 from limbeck.data.kinds import KINDS, Kind
-from limbeck.report.tables import count, metrics_markdown
+from limbeck.report.tables import count, metrics_markdown, nothing_learnt
 
 __all__ = ["model_card"]
 
@@ -40,6 +40,7 @@ def model_card(
         _introduction(recipe, scores, distilled, base_model),
         f"## Scores\n\nOn the {scores.get('split', 'evaluation')} split, {_scale(scores)}.{_chosen(scores)}",
         metrics_markdown(scores),
+        *filter(None, [nothing_learnt(scores)]),
         LOADING.format(
             auto=kind.auto,
             output=kind.output.replace(ONE, TWO) if pairs else kind.output,

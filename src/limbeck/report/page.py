@@ -10,7 +10,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from limbeck.errors import LimbeckError
-from limbeck.folder import write_text
+from limbeck.folder import check_file, write_text
 from limbeck.report import figures, seeds, tables
 from limbeck.report.runs import Run, read_run
 
@@ -27,6 +27,7 @@ class Section:
     cells: dict[str, str]
     highlights: list[tuple[str, str, str]]
     """(what, value, explanation)"""
+    warning: str | None
     bars: list[figures.Bar]
     stages: list[figures.Stage]
     recipe: str
@@ -37,6 +38,8 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
     """Write the page about `runs` (run folders, finished or not) to the file `out`, and return it."""
     if not runs:
         raise LimbeckError("A report needs at least one run folder: limbeck report RUN…")
+    out = Path(out)
+    check_file(out, "--out")
     folders = [read_run(path) for path in runs]
     names = _names(folders)
     html = _template().render(
@@ -47,7 +50,6 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
         headings=list(tables.cells({})),
         frame=figures.FRAME,
     )
-    out = Path(out)
     write_text(out, html)
     return out
 
@@ -73,6 +75,7 @@ def _section(run: Run, name: str) -> Section:
         finished=bool(run.scores),
         cells=cells,
         highlights=_highlights(run.scores, cells) if run.scores else [],
+        warning=tables.nothing_learnt(run.scores),
         bars=figures.bars(measured, run.scores.get("lower", ())),
         stages=figures.stages(run.metrics, measured.get("teacher") or {}),
         recipe=run.recipe,

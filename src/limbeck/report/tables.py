@@ -7,7 +7,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["cells", "comparison", "count", "duration", "markdown", "metrics_markdown", "number"]
+__all__ = ["cells", "comparison", "count", "duration", "markdown", "metrics_markdown", "nothing_learnt", "number"]
 
 Scores = Mapping[str, Any]
 NOTHING = "–"
@@ -28,6 +28,17 @@ def cells(scores: Scores) -> dict[str, str]:
         "latency, ms": _pair(scores.get("latency_ms"), number),
         "time": duration((scores.get("seconds") or {}).get("total")),
     }
+
+
+def nothing_learnt(scores: Scores) -> str | None:
+    """A word on a student that does no better than one that reads nothing, whatever share of the teacher's it keeps."""
+    floor, student = scores.get("single_answer"), scores.get("student")
+    if floor is None or student is None or student > floor:
+        return None
+    return (
+        f"The same answer for every example would have {scores['metric']} {floor:.2f}: this student has learnt nothing "
+        "yet. Train longer, or with another learning rate."
+    )
 
 
 def comparison(rows: Sequence[Scores]) -> Table:
