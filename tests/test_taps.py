@@ -496,6 +496,15 @@ def test_an_unknown_family_says_what_to_add():
         Tap(model, [("cls", 1)])
 
 
+def test_a_decoder_laid_out_as_bert_is_not_taken_for_an_encoder():
+    from transformers import BertGenerationConfig, BertGenerationDecoder
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    model = BertGenerationDecoder(BertGenerationConfig(vocab_size=20, is_decoder=True, **sizes))
+    with pytest.raises(LimbeckError, match='"bert-generation" is not one limbeck knows'):
+        Tap(model, [("hidden", 1)])
+
+
 @pytest.mark.parametrize("family", ["olmo2", "phi3", "gpt_neox", "smollm3", "opt"])
 @torch.no_grad()
 def test_an_unknown_family_laid_out_as_llama_is_found(family):

@@ -324,7 +324,8 @@ def _like_bert(model: PreTrainedModel) -> Family | None:
     if parts.keys() - {"pooler", *norms} != needed or not model._supports_attention_backend:
         return None
     found = list(stack["layer"].children())
-    if kinds.of(model).name == "causal-lm" or not (found and all(_has(block, BERT.attention) for block in found)):
+    decodes = getattr(model.config, "is_decoder", False) or kinds.of(model).name == "causal-lm"
+    if decodes or not (found and all(_has(block, BERT.attention) for block in found)):
         return None
     like = replace(BERT if "pooler" in base or _has(model, BERT.words) else ROBERTA, norm=norms[0] if norms else "")
     pooler = f"{model.base_model_prefix}.pooler"
