@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from glob import glob
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
@@ -136,9 +137,16 @@ def _frame(tokenizer: PreTrainedTokenizerBase) -> Frame:
 def _key(files: Sequence[Path], column: str, tokenizer: PreTrainedTokenizerBase, frame: Frame, length: int) -> str:
     digest = hashlib.sha256(repr((FORMAT, column, frame, length, _rules(tokenizer))).encode())
     for path in files:
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
+        found = path.stat()
+        digest.update(_contents(path, found.st_size, found.st_mtime_ns))
     return digest.hexdigest()[:32]
+
+
+@cache
+def _contents(path: Path, size: int, changed: int) -> bytes:
+    """A hash of a file, made once as long as it does not change: train and dev may be parts of one."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
 
 
 def _rules(tokenizer: PreTrainedTokenizerBase) -> Any:
