@@ -398,6 +398,12 @@ def main() -> None:
     debug = "--debug" in sys.argv
     try:
         app()
+    except SystemExit:  # how every command ends that was carried out
+        if "torch" in sys.modules:  # most commands do not need it
+            from limbeck.engine.world import close_world
+
+            close_world()
+        raise
     except LimbeckError as mistake:
         if debug:
             raise

@@ -362,3 +362,4 @@ if __name__ == "__main__":  # one of two processes
     run.train()
     if run.is_world_process_zero():
         (Path(sys.argv[1]) / "logged.json").write_text(json.dumps(logged(run)), encoding="utf8")
+    torch.distributed.destroy_process_group()

@@ -1,9 +1,12 @@
 """Processes that do not see each other must not train apart."""
 
+import sys
+
 import pytest
+import torch
 from accelerate import Accelerator
 
-from limbeck import LimbeckError
+from limbeck import LimbeckError, cli
 from limbeck.engine import world
 
 
@@ -35,3 +38,12 @@ def test_what_accelerate_would_have_others_do_is_refused(name, said, monkeypatch
     monkeypatch.setenv(f"ACCELERATE_USE_{name}", "true")
     with pytest.raises(LimbeckError, match=rf"{said}.*--shard"):
         world.open_world()
+
+
+def test_a_command_takes_leave_of_the_other_processes(monkeypatch, tmp_path):
+    dist = torch.distributed
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    monkeypatch.setattr(sys, "argv", ["limbeck", "recipes"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert not dist.is_initialized()
