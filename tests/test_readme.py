@@ -1,6 +1,8 @@
-"""The README's examples run as they stand, and links of all pages lead somewhere."""
+"""The README's examples run as they stand, links of all pages lead somewhere, and tables are those of raw results."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -41,3 +43,26 @@ def test_links_lead_somewhere() -> None:
     links = [(page, link) for page in pages for link in re.findall(r"\]\(([^)#\s]+)", page.read_text("utf8"))]
     assert len(links) > 50
     assert not [(page.name, link) for page, link in links if "://" not in link and not (page.parent / link).exists()]
+
+
+PERPLEXITIES = "wikitext-2 perplexity,wikitext-2 accuracy,wikitext-103 perplexity,wikitext-103 accuracy"
+
+
+@pytest.mark.parametrize(
+    ("files", "options"),
+    [
+        (("mpnet-12-to-3", "mpnet-12-to-3-more", "mpnet-12-to-3-rest"), ("--columns", "rte,mrpc,stsb,cola")),
+        (("squad-12-to-6", "squad-12-to-6-more"), ()),
+        (
+            ("stories-6-to-3", "stories-6-to-3-more"),
+            ("--digits", "2", "--columns", f"{PERPLEXITIES},lambada accuracy"),
+        ),
+    ],
+)
+def test_tables_of_results_are_those_of_the_raw_numbers(files: tuple[str, ...], options: tuple[str, ...]) -> None:
+    folder = ROOT / "docs" / "results"
+    script = [sys.executable, ROOT / "benchmarks" / "table.py", *(folder / f"{file}.json" for file in files), *options]
+    rows = subprocess.run(script, capture_output=True, text=True, check=True).stdout.strip().splitlines()[2:]
+    assert len(rows) >= 5
+    page = (folder / "README.md").read_text("utf8").splitlines()
+    assert not [row for row in rows if row not in page]

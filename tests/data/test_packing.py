@@ -1,3 +1,4 @@
+import hashlib
 import json
 from itertools import pairwise
 from pathlib import Path
@@ -164,6 +165,18 @@ def test_no_files_are_a_fault(tmp_path):
         find_files(str(tmp_path / "*.txt"))
     with pytest.raises(LimbeckError, match="too few to hold some out"):
         encode(RunningText("train", (text_file(tmp_path),), "text", False), TOKENIZER, (), 512, Kind())
+
+
+def test_a_file_is_hashed_once_until_it_changes(tmp_path, monkeypatch):
+    hashed, digest = [], hashlib.file_digest
+    monkeypatch.setattr(hashlib, "file_digest", lambda file, kind: hashed.append(file.name) or digest(file, kind))
+    path = text_file(tmp_path)
+    before = blocks([path])
+    assert blocks([path]) == before
+    assert len(hashed) == 1
+    text_file(tmp_path, DOCUMENTS[::-1])
+    assert blocks([path]) != before
+    assert len(hashed) == 2
 
 
 def test_files_of_the_hub(tmp_path, monkeypatch):
