@@ -180,8 +180,17 @@ def test_a_file_is_hashed_once_until_it_changes(tmp_path, monkeypatch):
 
 
 def test_files_of_the_hub(tmp_path, monkeypatch):
-    from huggingface_hub import constants
+    import huggingface_hub
+    from huggingface_hub import constants, utils
 
+    asked, download = [], huggingface_hub.snapshot_download
+
+    def recorded(name, allow_patterns, **options):
+        there = ["en/train-0.txt", "en/train-1.txt", "en/test.txt", "de/train-0.txt"]
+        asked.append(list(utils.filter_repo_objects(there, allow_patterns=allow_patterns)))
+        return download(name, allow_patterns=allow_patterns, **options)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", recorded)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)  # what was downloaded before is found
     home = tmp_path / "hub" / "datasets--someone--wiki"
@@ -195,6 +204,7 @@ def test_files_of_the_hub(tmp_path, monkeypatch):
     assert find_files("hf://datasets/someone/wiki/en/train-*.txt") == (one, two)
     assert find_files("hf://datasets/someone/wiki/de/") == (other,)
     assert find_files("hf://datasets/someone/wiki/de/train-0.txt") == (other,)
+    assert asked == [["en/train-0.txt", "en/train-1.txt"], ["de/train-0.txt"], ["de/train-0.txt"]]  # and no more
     with pytest.raises(LimbeckError, match="There is no text in"):
         find_files("hf://datasets/someone/wiki/fr")
     with pytest.raises(LimbeckError, match=r"gave no files hf://datasets/someone/else/en: .*Check the spelling"):
