@@ -13,7 +13,7 @@ from torch import Tensor
 
 def mse(student: Tensor, teacher: Tensor) -> Tensor:
     """Mean squared difference over the dimensions."""
-    return (student - teacher).square().mean(-1)
+    return F.mse_loss(*torch.broadcast_tensors(student, teacher), reduction="none").mean(-1)
 
 
 def unit_mse(student: Tensor, teacher: Tensor) -> Tensor:

@@ -142,9 +142,13 @@ class NamedAligner:
 
 
 def per_example(distances: Tensor, mask: Tensor) -> Tensor:
-    """The mean over each example's valid rows: `(batch, …)` → `(batch,)`. The one place where rows are reduced."""
-    rows, valid = distances.reshape(len(distances), -1), mask.reshape(len(mask), -1)
-    return torch.where(valid, rows, 0.0).sum(1) / valid.sum(1).clamp_min(1)
+    """The mean over each example's valid rows: `(batch, …)` → `(batch,)`. The one place where rows are reduced.
+
+    Of several layers at once, `(layers, batch, …)` with one mask, it is `(layers, batch)`.
+    """
+    layers = distances.shape[: distances.dim() - mask.dim()]
+    rows, valid = distances.reshape(*layers, len(mask), -1), mask.reshape(len(mask), -1)
+    return torch.where(valid, rows, 0.0).sum(-1) / valid.sum(1).clamp_min(1)
 
 
 def _schedule(weight: float | str) -> Callable[[float], float]:

@@ -207,16 +207,19 @@ class Match(Objective):
         left, right, mask = self.aligned(student, teacher)
         if self.blend:
             right = self.blend(left, right)
-        if self.feature.rows == "example":  # one row each, so few that all layers go at once: fewer kernels
+        # All layers go at once where what is stacked is small: fewer kernels.
+        if self.feature.rows == "example":
             layers = self.distance(torch.stack(left), torch.stack(right))
-        else:
+        elif self.feature is scores:  # a number is a row there
             masks = self._shared_rows(student, teacher) or [mask] * len(left)
             layers = torch.stack([per_example(self.distance(a, b), m) for a, b, m in zip(left, right, masks)])
+        else:
+            layers = per_example(torch.stack([self.distance(a, b) for a, b in zip(left, right)]), mask)
         return layers.mean(0) if self.mean else layers.sum(0)
 
     def _shared_rows(self, student: Features, teacher: Features) -> list[Tensor]:
-        """Of scores, which are a row a key, the rows that both layers of a pair have: windows differ by layer."""
-        if self.feature is not scores or self.layers.draw:
+        """Of scores, the rows that both layers of a pair have: windows differ by layer."""
+        if self.layers.draw:
             return []
         name = str(self.call)
         pairs = zip(self.layers.student, self.layers.teacher)
