@@ -323,10 +323,17 @@ def _always_added(*args: Any, dtype: torch.dtype = torch.float32, **options: Any
     return torch.zeros_like(seen, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
 
 
+def _made_once(*args: Any, dtype: torch.dtype = torch.float32, **options: Any) -> Tensor:
+    """A mask as SDPA adds it, in half precision: of any other, every layer would make its own. Autocast may still turn
+    what is fp32 here into bf16, where the lowest number is another."""
+    make = _always_added if dtype in (torch.bfloat16, torch.float16) else _always_masked
+    return make(*args, dtype=dtype, **options)
+
+
 AttentionInterface.register(TAPPED, _tapped_attention)
 AttentionInterface.register(IMPLEMENTATION, sdpa_attention_forward)
 AttentionMaskInterface.register(TAPPED, _always_masked)
-AttentionMaskInterface.register(IMPLEMENTATION, _always_masked)
+AttentionMaskInterface.register(IMPLEMENTATION, _made_once)
 AttentionMaskInterface.register(ADDED, _always_added)
 
 

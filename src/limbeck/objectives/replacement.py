@@ -119,9 +119,17 @@ class Either(nn.Module):
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         output = self.successor(hidden_states, *args, **kwargs)
         ours = output if isinstance(output, Tensor) else output[0]
-        theirs = hidden_states.to(next(self.originals.parameters()).dtype)  # the student may run in half precision
+        # The student may run in half precision, and its mask be in that too.
+        dtype = next(self.originals.parameters()).dtype
+        theirs, *given = (_cast(value, dtype) for value in (hidden_states, *args))
+        named = {name: _cast(value, dtype) for name, value in kwargs.items()}
         for block in self.originals:
-            found = block(theirs, *args, **kwargs)
+            found = block(theirs, *given, **named)
             theirs = found if isinstance(found, Tensor) else found[0]
         chosen = torch.where(self.replaced(), ours, theirs.to(ours.dtype))
         return chosen if isinstance(output, Tensor) else (chosen, *output[1:])
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    """Numbers in another precision; whatever else as it is."""
+    return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
