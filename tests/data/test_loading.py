@@ -201,6 +201,27 @@ def test_any_dataset_of_the_hub_has_its_own_label_names(tmp_path, monkeypatch):
     assert list(corpus.evals) == ["dev"]  # held out; the test set has no labels
 
 
+@pytest.mark.parametrize(
+    ("kind", "columns", "metric"),
+    [
+        ("tagging", {"tokens": [["a", "fox"], ["b"]], "ner_tags": [[0, 1], [0]]}, "f1"),
+        ("multi-label", {"text": ["a fox", "b"], "labels": [[0, 1], []]}, "micro_f1"),
+    ],
+)
+def test_lists_of_labels_of_the_hub_have_names_too(tmp_path, monkeypatch, kind, columns, metric):
+    from datasets import ClassLabel, Dataset, Features, List, Value
+
+    text, label = columns
+    texts = List(Value("string")) if kind == "tagging" else Value("string")
+    features = Features({text: texts, label: List(ClassLabel(names=["O", "B-animal"]))})
+    for split in ("train", "validation"):
+        Dataset.from_dict(columns, features=features).to_parquet(tmp_path / f"{split}.parquet")
+    _load_local(monkeypatch, tmp_path)
+    corpus = load(DataSpec(data="someone/animals"))
+    assert (corpus.task.kind, corpus.task.labels, corpus.task.metrics[0]) == (kind, ("O", "B-animal"), metric)
+    assert corpus.train.labels[0].tolist() == ([0, 1] if kind == "tagging" else [1, 1])
+
+
 def test_an_unreachable_hub_is_told(monkeypatch):
     import datasets
 

@@ -1,6 +1,7 @@
 """How a dataset of the Hugging Face hub becomes tables, or files of running text."""
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from limbeck.data.columns import Table
@@ -90,9 +91,16 @@ def _table(origin: str, split: Any) -> Table:
     columns = {column: list(split[column]) for column in split.column_names}
     classes = {}
     for column, feature in split.features.items():
-        names = getattr(feature, "names", None)
+        # A list of labels, as of tags, has the names one level down.
+        names = getattr(getattr(feature, "feature", feature), "names", None)
         if names:
             classes[column] = tuple(names)
-            # -1 is how the hub writes "no label".
-            columns[column] = [names[value] if value is not None and value >= 0 else None for value in columns[column]]
+            columns[column] = [_spelled(value, names) for value in columns[column]]
     return Table(origin, columns, classes)
+
+
+def _spelled(value: Any, names: Sequence[str]) -> Any:
+    """A label by its name, or a list of them; -1 is how the hub writes "no label"."""
+    if isinstance(value, list):
+        return [_spelled(one, names) for one in value]
+    return names[value] if value is not None and value >= 0 else None
