@@ -11,7 +11,7 @@ from transformers.configuration_utils import PretrainedConfig
 
 from limbeck import architectures, projector
 from limbeck.architectures import Side
-from limbeck.data.kinds import of
+from limbeck.data import kinds
 from limbeck.errors import LimbeckError
 from limbeck.mappings import MAPPINGS
 from limbeck.spec import bind, parse
@@ -97,9 +97,9 @@ def classifier(start: Start, *, frozen: bool = False, project: bool = False) -> 
             f"{student.config.num_labels}: it does not fit. Give a teacher of this task."
         )
     narrower = student.config.hidden_size != teacher.config.hidden_size
-    if of(student).vocabulary:
+    if kinds.of(student).vocabulary:
         reused = _take_words(student, teacher, project)
-    elif narrower and of(student).per_token and ours != architectures.ONE_MAP:
+    elif narrower and kinds.of(student).per_token and ours != architectures.ONE_MAP:
         raise LimbeckError(
             f"the teacher's head is {theirs}, over every token: under a narrower student it would be wider than any "
             "model of transformers has it. Give a student of the teacher's width, or leave classifier out of init."
@@ -179,7 +179,7 @@ def start_student(
     config = _config(source, {"decoder": decoder_depth or depth, "encoder": depth}, width, labels, calls)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        made = architectures.auto_class(of(source))
+        made = architectures.auto_class(kinds.of(source))
         student = made.from_config(config, dtype=torch.float32, **architectures.made_with(config))
         if source.can_generate():
             student.generation_config = copy.deepcopy(source.generation_config)
@@ -259,7 +259,7 @@ def _copy(start: Start, chosen: Mapping[Side, Sequence[int]], *, with_head: bool
         )
     for side, layers in chosen.items():
         _copy_blocks(start, side, layers)
-    words = of(student).vocabulary  # whose head belongs to the words, as embeddings do, and to no task
+    words = kinds.of(student).vocabulary  # whose head belongs to the words, as embeddings do, and to no task
     with_head = words or (with_head and start.fresh_classifier)
     beside = architectures.block_names(student) + (() if with_head else tuple(architectures.head(student)))
     start.fresh_classifier &= not words

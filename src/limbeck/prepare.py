@@ -333,7 +333,7 @@ def _start(
     for model in (teacher, source):
         if model is not None:
             models.adopt_padding(model, tokenizer)
-            notes += models.keep_layers(model)
+            notes += models.stop_layer_drop(model)
     depths = _depths(asked, source, notes)
     start = start_student(
         asked.recipe.init,

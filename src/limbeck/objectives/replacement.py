@@ -63,7 +63,7 @@ class Replacement(Labels):
                 f"student is {student.config.model_type}, width {models.student.width}, the teacher "
                 f"{teacher.config.model_type}, width {teacher.config.hidden_size}."
             )
-        if architectures.kind(teacher.config) not in architectures.FAMILIES:
+        if architectures.model_type(teacher.config) not in architectures.FAMILIES:
             raise LimbeckError(
                 f"replacement takes a model apart, and how models of type {teacher.config.model_type} are made is "
                 "guessed from the whole. Give it an entry in limbeck/architectures.py, or use another recipe."
