@@ -5,23 +5,24 @@ have values for tasks of its own, which stand in place of the file's.
 """
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from limbeck.errors import LimbeckError, did_you_mean
-from limbeck.spec import allowed, literal, number, parse, whole
+from limbeck.spec import allowed, bind, literal, number, parse, whole
 
 # Kinds of objectives that read layers alone, and so take any input, whatever its task.
 COMPARE_LAYERS = {"match", "consistency", "earth_mover", "context"}
 FORBID = ConfigDict(extra="forbid")
 Positive = Annotated[float, BeforeValidator(number), Field(gt=0)]
 Count = Annotated[int, BeforeValidator(whole), Field(gt=0)]
+Some = TypeVar("Some", dict, list)
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,8 @@ class Recipe:
 
 def shipped() -> list[str]:
     """The names of the recipes that come with limbeck."""
-    return sorted(path.name.removesuffix(".yaml") for path in _folder("recipes") if path.name.endswith(".yaml"))
+    folder = resources.files("limbeck") / "recipes"
+    return sorted(path.name.removesuffix(".yaml") for path in folder.iterdir() if path.name.endswith(".yaml"))
 
 
 def card(name: str) -> str | None:
@@ -77,9 +79,9 @@ def card(name: str) -> str | None:
 
 def listed() -> list[dict[str, Any]]:
     """What there is to choose from: name, about, variants and values by task of every shipped recipe."""
-    found = [read(name) for name in shipped()]
-    return [{"name": one["name"], "about": one.get("about", ""), "variants": one.get("variants") or {},
-             "tasks": one.get("tasks") or {}} for one in found]  # fmt: skip
+    empty = {"about": "", "variants": {}, "tasks": {}}
+    found = [{**empty, **read(name)} for name in shipped()]
+    return [{key: one[key] for key in ("name", *empty)} for one in found]
 
 
 def described(name: str) -> dict[str, Any]:
@@ -279,51 +281,66 @@ def save(recipe: Recipe) -> str:
     return yaml.safe_dump(recipe.plain(), sort_keys=False, allow_unicode=True, width=110)
 
 
-def _call_faults(data: Mapping[str, Any]) -> Iterable[str]:
+def _call_faults(data: Mapping[str, Any]) -> Iterator[str]:
+    """What pydantic does not see: names that nothing has, options that do not fit, keys that exclude each other."""
     from limbeck.aligners import ALIGNERS
-    from limbeck.data.mixing import MIXUPS
     from limbeck.initialisers import INITIALISERS
-    from limbeck.objectives import build, check_inputs, check_name
-    from limbeck.spec import bind
 
-    aligners = data.get("aligners") if isinstance(data.get("aligners"), dict) else {}
-    checks: list[tuple[str, Any]] = [
-        (f"aligners.{name}", lambda call=call: bind(parse(call), ALIGNERS, "aligner"))
-        for name, call in (aligners or {}).items()
-    ]
-    starts = data.get("init") if isinstance(data.get("init"), list) else []
-    checks += [("init", lambda call=call: bind(parse(call), INITIALISERS, "start")) for call in starts or []]
-    stages = data.get("stages") if isinstance(data.get("stages"), list) else []
-    names = [stage.get("name") for stage in stages or [] if isinstance(stage, dict)]
+    aligners = _only(dict, data.get("aligners"))
+    for name, call in aligners.items():
+        yield from _raised(f"aligners.{name}", _bind, call, ALIGNERS, "aligner")
+    for call in _only(list, data.get("init")):
+        yield from _raised("init", _bind, call, INITIALISERS, "start")
+    stages = [stage for stage in _only(list, data.get("stages")) if isinstance(stage, dict)]
+    names = [stage.get("name") for stage in stages]
     for name in sorted({str(name) for name in names if names.count(name) > 1}):
         yield f'stages: two are named "{name}". Names must differ, since --set goes by them.'
-    for stage in stages or []:
-        if not isinstance(stage, dict):
-            continue
-        at = f"stages.{stage.get('name', '?')}"
-        if (stage.get("epochs") is None) == (stage.get("steps") is None):
-            yield f"{at}: give either epochs or steps."
-        if (mixup := stage.get("mixup")) is not None:
-            checks.append((f"{at}.mixup", lambda m=mixup: bind(parse(m), MIXUPS, "mixup")))
-            if stage.get("batch") == 1:
-                yield f"{at}.mixup: the examples of a batch are mixed with each other, and a batch is 1."
-        for target in stage["train"] if isinstance(stage.get("train"), list) else []:
-            sides = [f"{name}{side}" for name in aligners or {} for side in ("", ".student", ".teacher")]
-            allowed = ["student", "aligners", *sides]
-            if target not in allowed:
-                yield f'{at}.train: there is no "{target}" to train. Allowed: {", ".join(allowed)}.'
-        objectives = stage.get("objectives") if isinstance(stage.get("objectives"), dict) else {}
-        for name, declared in (objectives or {}).items():
-            if isinstance(declared, dict):
-                here = f"{at}.objectives.{name}"
-                checks.append((here, lambda n=name: check_name(str(n))))
-                mixed = mixup is not None
-                checks.append((here, lambda d=declared, m=mixed: check_inputs(build(d, aligners or {}), m)))
-    for path, check in checks:
-        try:
-            check()
-        except LimbeckError as error:
-            yield f"{path}: {error}"
+    for stage in stages:
+        yield from _stage_faults(f"stages.{stage.get('name', '?')}", stage, aligners)
+
+
+def _stage_faults(at: str, stage: Mapping[str, Any], aligners: Mapping[str, Any]) -> Iterator[str]:
+    from limbeck.data.mixing import MIXUPS
+    from limbeck.objectives import check_name
+
+    if (stage.get("epochs") is None) == (stage.get("steps") is None):
+        yield f"{at}: give either epochs or steps."
+    if (mixup := stage.get("mixup")) is not None:
+        yield from _raised(f"{at}.mixup", _bind, mixup, MIXUPS, "mixup")
+        if stage.get("batch") == 1:
+            yield f"{at}.mixup: the examples of a batch are mixed with each other, and a batch is 1."
+    sides = [f"{name}{side}" for name in aligners for side in ("", ".student", ".teacher")]
+    targets = ["student", "aligners", *sides]
+    for target in _only(list, stage.get("train")):
+        if target not in targets:
+            yield f'{at}.train: there is no "{target}" to train. Allowed: {", ".join(targets)}.'
+    for name, declared in _only(dict, stage.get("objectives")).items():
+        if isinstance(declared, dict):
+            yield from _raised(f"{at}.objectives.{name}", check_name, str(name))
+            yield from _raised(f"{at}.objectives.{name}", _check_term, declared, aligners, mixup is not None)
+
+
+def _raised(path: str, check: Callable[..., object], *given: Any) -> Iterator[str]:
+    """The fault at `path` that a check raises, if it does."""
+    try:
+        check(*given)
+    except LimbeckError as error:
+        yield f"{path}: {error}"
+
+
+def _bind(call: Any, table: Mapping[str, Callable], kind: str) -> None:
+    bind(parse(call), table, kind)
+
+
+def _check_term(declared: Mapping[str, Any], aligners: Mapping[str, Any], mixed: bool) -> None:
+    from limbeck.objectives import build, check_inputs
+
+    check_inputs(build(declared, aligners), mixed)
+
+
+def _only(type_: type[Some], value: Any) -> Some:
+    """A value that has that type, or an empty one: that it has another, pydantic says."""
+    return value if isinstance(value, type_) else type_()
 
 
 def _fault(data: Mapping[str, Any], error: dict[str, Any]) -> str:
@@ -387,7 +404,3 @@ def _without_unset(node: Any) -> Any:
     if isinstance(node, dict):
         return {key: _without_unset(value) for key, value in node.items() if value is not None}
     return [_without_unset(item) for item in node] if isinstance(node, list) else node
-
-
-def _folder(name: str) -> Iterable[Any]:
-    return (resources.files("limbeck") / name).iterdir()
