@@ -23,7 +23,7 @@ ORDER = [
     {"mappings", "distances", "architectures", "report", "recipe", "pairs"},
     {"features", "projector", "models", "vocabulary", "views"},
     {"taps"},
-    {"evaluation", "filters", "initialisers"},
+    {"adaptation", "evaluation", "filters", "initialisers"},
     {"aligners"},
     {"blends"},
     {"objectives", "efficiency", "cache"},

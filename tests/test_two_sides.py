@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoModelForSequenceClassification
 
+from limbeck.adaptation import sided
 from limbeck.architectures import blocks, shape
 from limbeck.distiller import Distiller
 from limbeck.errors import LimbeckError
@@ -13,7 +14,7 @@ from limbeck.features import LOGITS, find_feature
 from limbeck.initialisers import start_student
 from limbeck.models import stop_layer_drop
 from limbeck.objectives import Labels, Logits, Match, Replacement
-from limbeck.recipe import resolve, sided
+from limbeck.recipe import resolve
 from limbeck.taps import Tap
 from tests import toy
 from tests.test_taps import rows_agree

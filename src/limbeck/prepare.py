@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from limbeck import architectures, models
+from limbeck.adaptation import layers_alone, sided, supplemented
 from limbeck.data import kinds
 from limbeck.data.alignment import align
 from limbeck.data.corpus import Corpus, RunningText, Split
@@ -27,7 +28,7 @@ from limbeck.engine.world import seed_for
 from limbeck.errors import LimbeckError
 from limbeck.initialisers import Start, start_student
 from limbeck.objectives import CoTraining, Labels, Match, NamedAligner, Probe, build
-from limbeck.recipe import Recipe, Stage, layers_alone, resolve, sided, supplemented
+from limbeck.recipe import Recipe, Stage, resolve
 from limbeck.spec import allowing, parse
 from limbeck.vocabulary import shaping
 
