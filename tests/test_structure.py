@@ -31,6 +31,7 @@ ORDER = [
     {"distiller"},
     {"engine"},
     {"prepare"},
+    {"scoring"},
     {"run", "integrations"},
     {"check", "compare", "demo", "grid"},
     {"cli"},
