@@ -15,7 +15,7 @@ from limbeck.data.plan import padded
 from limbeck.errors import LimbeckError
 from limbeck.evaluation import arguments, evaluating
 
-__all__ = ["flops", "latency", "parameters", "speedup", "typical_batch"]
+__all__ = ["flops", "latency", "parameters", "typical_batch"]
 
 WARM_UP_ROUNDS = 3
 
@@ -58,11 +58,6 @@ def latency(
             if perf_counter() > deadline:
                 break
     return {name: 1000 * median(measured) for name, measured in times.items()}
-
-
-def speedup(latency_ms: Mapping[str, float]) -> float:
-    """How many times faster the student answers than the teacher."""
-    return latency_ms["teacher"] / latency_ms["student"]
 
 
 def flops(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> int:
