@@ -28,7 +28,7 @@ def parameters(model: nn.Module) -> int:
 def typical_batch(encoded: Encoded, batch_size: int = 1) -> dict[str, Tensor]:
     """The `batch_size` examples around the median length, padded as in training: what a user of the model sends it."""
     if len(encoded) == 0:
-        raise LimbeckError("There is no example to time a model on. Give data with at least one row.")
+        raise LimbeckError("there is no example to time a model on. Give data with at least one row.")
     start = max(0, (len(encoded) - batch_size) // 2)
     ids = encoded.by_length[start : start + batch_size]
     return encoded.batch(ids, padded(encoded.lengths[ids], int(encoded.lengths.max())))

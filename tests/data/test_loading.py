@@ -234,7 +234,7 @@ def test_an_unreachable_hub_is_told(monkeypatch):
 
 
 def test_a_path_that_is_no_id_does_not_reach_for_the_hub():
-    with pytest.raises(LimbeckError, match=r"There is no folder \./glue/"):
+    with pytest.raises(LimbeckError, match=r"there is no folder \./glue/"):
         load(DataSpec(task="rte", data="./glue/"))
 
 
@@ -337,7 +337,7 @@ def test_label_names_must_be_two_or_more(write, labels):
 
 def test_one_class_is_nothing_to_learn(write):
     write("a.csv", csv_of([("a", "yes"), ("b", "yes")]))
-    with pytest.raises(LimbeckError, match=r'Every example of a\.csv has the label "yes"'):
+    with pytest.raises(LimbeckError, match=r'every example of a\.csv has the label "yes"'):
         load(DataSpec(train="a.csv", eval="a.csv"))
 
 
@@ -410,7 +410,7 @@ def test_a_glue_task_with_files(write):
 def test_unlabelled_files(write):
     write("train.jsonl", [{"text": "a"}, {"text": "b"}])
     write("dev.csv", csv_of([("a", "yes"), ("b", "no")]))
-    with pytest.raises(LimbeckError, match=r"No column of train\.jsonl looks like a label"):
+    with pytest.raises(LimbeckError, match=r"no column of train\.jsonl looks like a label"):
         load(DataSpec(train="train.jsonl", eval="dev.csv"))
     corpus = load(DataSpec(train="train.jsonl", eval="dev.csv"), labelled=False)
     assert corpus.train.labels is None
@@ -448,7 +448,7 @@ def test_parquet_files(tmp_path):
         (DataSpec(), "nothing to train on"),
         (DataSpec(task="rte"), "--task rte is given without its data"),
         (DataSpec(task="ret", data="x"), 'Did you mean "rte"'),
-        (DataSpec(data="x", train="a.csv"), "Both --data x and files"),
+        (DataSpec(data="x", train="a.csv"), "both --data x and files"),
         (DataSpec(data="a.csv"), "--data a.csv is a file.*--train a.csv"),
         (DataSpec(data="."), "holds no train file"),
         (DataSpec(task="stsb", train="a.csv", labels=("a", "b")), "stsb predicts a score"),

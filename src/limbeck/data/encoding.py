@@ -193,12 +193,12 @@ def _padding(tokenizer: PreTrainedTokenizerBase) -> int:
 def _check(tokenizer: PreTrainedTokenizerBase, max_length: int, kind: Kind) -> None:
     if tokenizer.pad_token_id is None and not kind.vocabulary:
         raise LimbeckError(
-            f"The tokenizer of {tokenizer.name_or_path or 'this model'} has no padding token, so texts cannot be "
+            f"the tokenizer of {tokenizer.name_or_path or 'this model'} has no padding token, so texts cannot be "
             "batched. Give it one and save it beside the model: tokenizer.pad_token = tokenizer.eos_token; "
             "tokenizer.save_pretrained(FOLDER)."
         )
     if max_length > tokenizer.model_max_length:
         raise LimbeckError(
-            f"A maximum length of {max_length} tokens is asked for, but {tokenizer.name_or_path or 'the model'} takes "
+            f"a maximum length of {max_length} tokens is asked for, but {tokenizer.name_or_path or 'the model'} takes "
             f"at most {tokenizer.model_max_length}. Set max_length to {tokenizer.model_max_length} or less."
         )

@@ -38,7 +38,7 @@ def read_dataset(name: str, task: Task | None, *, train: bool) -> dict[str, Tabl
                 tables[ours] = table
         elif task is not None or ours == "train":
             raise LimbeckError(
-                f"The dataset {name} has no split {theirs[0]}; it has {', '.join(splits)}. Name another dataset with "
+                f"the dataset {name} has no split {theirs[0]}; it has {', '.join(splits)}. Name another dataset with "
                 "--data, or files with --train FILE --eval FILE."
             )
     return tables
@@ -59,7 +59,7 @@ def fetch_files(url: str) -> str:
         folder = snapshot_download(dataset, repo_type="dataset", allow_patterns=[path, f"{path}/*"])
     except Exception as error:
         raise LimbeckError(
-            f"The Hugging Face hub gave no files {url}: {_reason(error)} Check the spelling and the network, or give "
+            f"the Hugging Face hub gave no files {url}: {_reason(error)} Check the spelling and the network, or give "
             "files of this machine."
         ) from error
     return f"{folder}/{path}"
@@ -73,7 +73,7 @@ def _download(name: str, config: str | None) -> Any:
     except Exception as error:
         configured = f" with the configuration {config}" if config else ""
         raise LimbeckError(
-            f"There is no folder {name} here, and the Hugging Face hub gave no dataset {name}{configured}: "
+            f"there is no folder {name} here, and the Hugging Face hub gave no dataset {name}{configured}: "
             f"{_reason(error)} Check the spelling and the network, or give files with --train FILE --eval FILE."
         ) from error
 

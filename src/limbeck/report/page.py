@@ -37,7 +37,7 @@ class Section:
 def write_report(runs: Sequence[Path], out: Path) -> Path:
     """Write the page about `runs` (run folders, finished or not) to the file `out`, and return it."""
     if not runs:
-        raise LimbeckError("A report needs at least one run folder: limbeck report RUN…")
+        raise LimbeckError("a report needs at least one run folder: limbeck report RUN…")
     out = Path(out)
     check_file(out, "--out")
     folders = [read_run(path) for path in runs]
