@@ -10,10 +10,10 @@ from rich.table import Table
 from transformers import PreTrainedModel
 
 from limbeck import architectures, efficiency, evaluation, models
-from limbeck.data.alignment import align
 from limbeck.data.corpus import Corpus
 from limbeck.data.encoding import Encoded, encode
 from limbeck.data.kinds import KINDS
+from limbeck.data.label_order import align
 from limbeck.data.loading import load
 from limbeck.data.spec import DataSpec
 from limbeck.data.tasks import Task

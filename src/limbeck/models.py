@@ -19,7 +19,7 @@ from transformers.utils import logging
 
 from limbeck import architectures
 from limbeck.data import kinds
-from limbeck.data.alignment import is_generic
+from limbeck.data.label_order import is_generic
 from limbeck.data.spec import DataSpec
 from limbeck.data.tasks import Task, plain
 from limbeck.errors import LimbeckError, did_you_mean

@@ -11,9 +11,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from limbeck import architectures, models
 from limbeck.adaptation import layers_alone, sided, supplemented
 from limbeck.data import kinds
-from limbeck.data.alignment import align
 from limbeck.data.corpus import Corpus, RunningText, Split
 from limbeck.data.encoding import Encoded, encode
+from limbeck.data.label_order import align
 from limbeck.data.loading import load, load_inputs
 from limbeck.data.masking import Masking
 from limbeck.data.mixing import Mixup

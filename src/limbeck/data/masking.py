@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
+from limbeck.data.draws import key_for, noise
 from limbeck.data.kinds import IGNORE
-from limbeck.data.noise import key_for, noise
 from limbeck.errors import LimbeckError
 
 SHARE, MASKED, OTHER = 0.15, 0.8, 0.1

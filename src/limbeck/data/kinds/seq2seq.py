@@ -9,7 +9,7 @@ from limbeck.data.columns import Columns, Table
 from limbeck.data.corpus import Split
 from limbeck.data.kinds.base import IGNORE, Kind
 from limbeck.data.kinds.causal_lm import exponential
-from limbeck.data.overlap import bleu_score, rouge_l_score
+from limbeck.data.rouge_bleu import bleu_score, rouge_l_score
 from limbeck.errors import LimbeckError
 
 if TYPE_CHECKING:

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from limbeck.data.alignment import align, is_generic
 from limbeck.data.corpus import Corpus, Split
+from limbeck.data.label_order import align, is_generic
 from limbeck.data.tasks import GLUE, Task
 from limbeck.errors import LimbeckError
 
