@@ -50,16 +50,12 @@ def load(spec: DataSpec, *, train: bool = True, labelled: bool = True) -> Corpus
 
 def _seen(trained: Split, evals: dict[str, Split]) -> list[str]:
     """A line for every split of which 2 % or more is trained on; of CoLA's it is 1.5 %, and nobody's mistake."""
-    known, lines = {*_texts(trained)}, []
+    known, lines = {*trained.joined}, []
     for name, split in evals.items():
-        seen = sum(text in known for text in _texts(split))
+        seen = sum(text in known for text in split.joined)
         if seen >= 0.02 * len(split):
             lines.append(f"{name}: {seen} of its {len(split)} texts are trained on too, so that its scores flatter")
     return lines
-
-
-def _texts(split: Split) -> list[str]:
-    return [f"{text}\t{pair}" for text, pair in zip(split.text, split.text_pair or [""] * len(split), strict=True)]
 
 
 def _running(spec: DataSpec, kind: Kind, train: bool) -> Corpus:
