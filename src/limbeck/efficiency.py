@@ -15,8 +15,6 @@ from limbeck.data.plan import padded
 from limbeck.errors import LimbeckError
 from limbeck.evaluation import arguments, evaluating
 
-__all__ = ["flops", "latency", "parameters", "typical_batch"]
-
 WARM_UP_ROUNDS = 3
 
 

@@ -21,16 +21,6 @@ from limbeck.models import quiet
 from limbeck.taps import Tap
 from limbeck.vocabulary import Predictor, loss_and_best, told
 
-__all__ = [
-    "arguments",
-    "best_single_answer",
-    "evaluate",
-    "evaluating",
-    "lower_is_better",
-    "measure",
-    "predict",
-    "retention",
-]
 TOKENS = 2**14  # of a batch, at most
 
 

@@ -18,8 +18,6 @@ from limbeck.data.spec import DataSpec
 from limbeck.data.tasks import Task, find_task
 from limbeck.errors import LimbeckError
 
-__all__ = ["Corpus", "Split", "load", "load_inputs"]
-
 
 def load(spec: DataSpec, *, train: bool = True, labelled: bool = True) -> Corpus:
     """Read the data a user named.
