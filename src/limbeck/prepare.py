@@ -159,7 +159,9 @@ def _prepare(asked: Request) -> Prepared:
     notes += corpus.notes
     teacher = _teacher(asked, corpus.task, any(o.moves_teacher for stage in declared for o in stage.values()))
     tokenizer = _tokenizer(asked)
-    corpus, source = _models_agree(asked, corpus, teacher, tokenizer, notes)
+    if teacher is not None:
+        corpus = _in_order_of(teacher, f"teacher {asked.teacher}", corpus, notes)
+    source = _source(asked, corpus.task, teacher, tokenizer, notes)
     start = _start(asked, corpus.task, teacher, source, tokenizer, notes)
     both = [model for model in (teacher, start.student) if model is not None]
     odd = {type(model).__name__ for model in both if kinds.of(model).vocabulary and shaping(model) is None}
@@ -311,38 +313,41 @@ def _teacher(asked: Request, task: Task, trains: bool) -> PreTrainedModel | None
         return models.load_model(asked.teacher, task if trains or kinds.KINDS[task.kind].bare else None)
 
 
-def _models_agree(
+def _in_order_of(teacher: PreTrainedModel, name: str, corpus: Corpus, notes: list[str]) -> Corpus:
+    """The corpus with labels in the order of a teacher, which has to be one of such a task."""
+    models.check_kind(teacher, corpus.task, name)
+    corpus, said = align(corpus, dict(enumerate(models.label_names(teacher))), name)
+    notes += [] if kinds.KINDS[corpus.task.kind].packed else [said]
+    return corpus
+
+
+def _source(
     asked: Request,
-    corpus: Corpus,
+    task: Task,
     teacher: PreTrainedModel | None,
     tokenizer: PreTrainedTokenizerBase,
     notes: list[str],
-) -> tuple[Corpus, PreTrainedModel]:
-    """Labels in the teacher's order, one vocabulary; the model the student is made from."""
-    if teacher is not None:
-        models.check_kind(teacher, corpus.task, f"teacher {asked.teacher}")
-        corpus, said = align(corpus, dict(enumerate(models.label_names(teacher))), f"teacher {asked.teacher}")
-        notes += [] if kinds.KINDS[corpus.task.kind].packed else [said]
-        if asked.student is None:
-            return corpus, teacher
-    name = asked.student or ""
+) -> PreTrainedModel:
+    """The model the student is made from: the teacher, or the checkpoint that is named as the student."""
+    if teacher is not None and asked.student is None:
+        return teacher
+    name = str(asked.student)
     if teacher is not None:
         models.check_vocabulary(tokenizer, name, models.config_of(name))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(asked.seed)  # a classifier the checkpoint lacks is drawn
-        source = models.load_model(name, corpus.task)
+        source = models.load_model(name, task)
     used = any(parse(call).name == "checkpoint" for call in asked.recipe.init)  # its classifier
-    foreign = kinds.of(source).auto != kinds.KINDS[corpus.task.kind].auto
-    if foreign or (used and teacher is None and not models.fits_labels(source, corpus.task)):
-        notes.append(
-            f"the classifier of {name} predicts {_predicted(source)}, which is not the task: a fresh one is made"
-        )
-        source = models.renew_classifier(source, corpus.task, asked.seed)
-    elif used and models.lacks_classifier(name, corpus.task):
+    foreign = kinds.of(source).auto != kinds.KINDS[task.kind].auto
+    if foreign or (used and teacher is None and not models.fits_labels(source, task)):
+        predicted = kinds.of(source).predicts or ", ".join(models.label_names(source))
+        notes.append(f"the classifier of {name} predicts {predicted}, which is not the task: a fresh one is made")
+        source = models.renew_classifier(source, task, asked.seed)
+    elif used and models.lacks_classifier(name, task):
         notes.append(f"{name} has no classifier: a fresh one is made")
     if used:
-        models.adopt_labels(source, corpus.task, f"student {name}")
-    return corpus, source
+        models.adopt_labels(source, task, f"student {name}")
+    return source
 
 
 def _start(
@@ -412,10 +417,6 @@ def _labels(data: Encoded, kind: kinds.Kind) -> torch.Tensor | None:
     if data.right is None:
         return None
     return torch.from_numpy(data.labels) if kind.name == "classification" else torch.arange(len(data))
-
-
-def _predicted(model: PreTrainedModel) -> str:
-    return kinds.of(model).predicts or ", ".join(models.label_names(model))
 
 
 def _check_data(recipe: Recipe, labelled: list[bool]) -> None:
