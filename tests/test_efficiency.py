@@ -6,7 +6,7 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification
 
 from limbeck.data.encoding import Encoded
-from limbeck.efficiency import WARM_UP_ROUNDS, flops, latency, parameters, speedup, typical_batch
+from limbeck.efficiency import WARM_UP_ROUNDS, flops, latency, parameters, typical_batch
 from limbeck.errors import LimbeckError
 
 WIDTH, INNER, VOCABULARY = 16, 32, 50
@@ -77,7 +77,3 @@ def test_latency_stops_at_its_time_budget():
     model.register_forward_pre_hook(lambda *_: calls.append(1))
     latency({"student": model}, {"student": typical_batch(encoded([8]))}, repeats=1000, seconds=0.0)
     assert len(calls) == WARM_UP_ROUNDS + 1
-
-
-def test_speedup_is_the_teachers_time_over_the_students():
-    assert speedup({"teacher": 6.0, "student": 2.0}) == 3.0

@@ -37,6 +37,16 @@ def test_every_recipe_is_named() -> None:
     assert not missing
 
 
+def test_every_file_is_in_the_tree() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text("utf8")
+    tree = re.search(r"## The tree\n.*?```text\n(.*?)```", page, flags=re.DOTALL).group(1)
+    package = ROOT / "src" / "limbeck"
+    shown = [*package.glob("*.py"), *package.glob("data/*.py"), *package.glob("engine/*.py")]
+    assert not [
+        path.stem for path in shown if path.stem.strip("_") == path.stem and path.stem not in re.findall(r"\w+", tree)
+    ]
+
+
 def test_links_lead_somewhere() -> None:
     """Above all to the raw results that numbers rest on."""
     pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/**/*.md")]

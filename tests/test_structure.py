@@ -23,7 +23,7 @@ ORDER = [
     {"mappings", "distances", "architectures", "report", "recipe", "pairs"},
     {"features", "projector", "models", "vocabulary", "views"},
     {"taps"},
-    {"evaluation", "filters", "initialisers"},
+    {"adaptation", "evaluation", "filters", "initialisers"},
     {"aligners"},
     {"blends"},
     {"objectives", "efficiency", "cache"},
@@ -31,6 +31,7 @@ ORDER = [
     {"distiller"},
     {"engine"},
     {"prepare"},
+    {"scoring"},
     {"run", "integrations"},
     {"check", "compare", "demo", "grid"},
     {"cli"},
@@ -126,6 +127,24 @@ def test_input_is_not_checked_by_assert(path):
     """python -O takes asserts away."""
     lines = [node.lineno for node in ast.walk(ast.parse(path.read_text("utf8"))) if isinstance(node, ast.Assert)]
     assert not lines, f"{path.name}: {lines}"
+
+
+def begins(message):
+    """How a message begins, where that is written out."""
+    while isinstance(message, ast.BinOp):
+        message = message.left
+    if isinstance(message, ast.JoinedStr):
+        message = message.values[0]
+    return message.value if isinstance(message, ast.Constant) else ""
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_errors_begin_alike(path):
+    """A message stands behind `limbeck:`, or behind the path of a fault: it begins small, unless with a name."""
+    names = ("Accelerate", "DeepSpeed", "DistillationTrainer")
+    calls = [node for node in ast.walk(ast.parse(path.read_text("utf8"))) if isinstance(node, ast.Call)]
+    said = [begins(call.args[0]) for call in calls if ast.unparse(call.func) == "LimbeckError" and call.args]
+    assert not [one for one in said if one[:1].isupper() and not one.startswith(names)], path.name
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))

@@ -6,14 +6,15 @@ import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoModelForSequenceClassification
 
+from limbeck.adaptation import sided
 from limbeck.architectures import blocks, shape
 from limbeck.distiller import Distiller
 from limbeck.errors import LimbeckError
 from limbeck.features import LOGITS, find_feature
 from limbeck.initialisers import start_student
-from limbeck.models import keep_layers
+from limbeck.models import stop_layer_drop
 from limbeck.objectives import Labels, Logits, Match, Replacement
-from limbeck.recipe import resolve, sided
+from limbeck.recipe import resolve
 from limbeck.taps import Tap
 from tests import toy
 from tests.test_taps import rows_agree
@@ -271,8 +272,8 @@ def test_no_layer_is_dropped():
     model = AutoModelForSeq2SeqLM.from_config(config).train()
     with pytest.raises(LimbeckError, match=r"leaves out layers.*encoder_layerdrop=0.0"):
         Distiller(None, model, [Labels()])
-    assert len(keep_layers(model)) == 1
-    assert keep_layers(model) == []
+    assert len(stop_layer_drop(model)) == 1
+    assert stop_layer_drop(model) == []
     tap = Tap(model, [(f"hidden(side={side})", k) for side in ("encoder", "decoder") for k in (1, 2, 3)])
     assert all(len(tap(**tiny_texts())) == 6 for _ in range(5))
 

@@ -200,19 +200,19 @@ class Shape(NamedTuple):
         return self.encoder if side == "encoder" else self
 
 
-def kind(config: PretrainedConfig) -> str:
-    """The model type of the family."""
+def model_type(config: PretrainedConfig) -> str:
+    """The model type of the family, also of a classifier with a wider head."""
     return config.model_type.removeprefix(WIDE)
 
 
 def has_wide_head(config: PretrainedConfig) -> bool:
     """Whether the family has a classifier whose head is wider than its states."""
-    return f"{WIDE}{kind(config)}" in {known.model_type for known in wide_head.CLASSES}
+    return f"{WIDE}{model_type(config)}" in {known.model_type for known in wide_head.CLASSES}
 
 
 def family(model: PreTrainedModel, side: Side = "decoder") -> Family:
     """The family's paths on a side, or an error that says what to add."""
-    known = FAMILIES.get(kind(model.config)) or _like_llama(model) or _like_bert(model)
+    known = FAMILIES.get(model_type(model.config)) or _like_llama(model) or _like_bert(model)
     if known is None:
         raise LimbeckError(
             f'model type "{model.config.model_type}" is not one limbeck knows how to tap. '
@@ -499,15 +499,15 @@ def target_mask(batch: Mapping[str, Any]) -> Tensor:
 
 def positions(config: PretrainedConfig) -> int:
     """How many tokens a model has positions for."""
-    offset = 2 if kind(config) in BEHIND_PADDING else 0
+    offset = 2 if model_type(config) in BEHIND_PADDING else 0
     return getattr(config, "max_position_embeddings", sys.maxsize) - offset  # T5's are relative
 
 
 def keep_layers(config: PretrainedConfig, layers: Sequence[int], side: Side = "decoder") -> None:
     """Have a configuration describe a model of these layers, counted from 1."""
     for name in ("layer_types", "mlp_layer_types"):
-        if kinds := getattr(config, name, None):
-            setattr(config, name, [kinds[(layer - 1) % len(kinds)] for layer in layers])
+        if types := getattr(config, name, None):
+            setattr(config, name, [types[(layer - 1) % len(types)] for layer in layers])
     setattr(config, _depth_name(config, side), len(layers))
 
 

@@ -7,7 +7,7 @@ length alone. So a wrong or stale entry cannot be: other tokens, weights, site, 
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -73,14 +73,12 @@ def build(
     say: Say,
 ) -> list[Table]:
     """Tables of every site of `tap` that can be cached and fits: from `folder` where it has them, else by `answer`."""
-    kept, left = [], budget(device)
-    for site in cachable(tap.sites):
-        size = size_of(site, tap, data, dtype)
-        if place := _place(size, left, folder):
-            kept.append((site, place))
-        else:
-            say(f"{_name(site)} of the teacher is not cached: it takes {size / 2**30:.1f} GiB. It runs at every step.")
-    if not kept:
+    sizes = {site: size_of(site, tap, data, dtype) for site in cachable(tap.sites)}
+    places = _places(sizes, budget(device), folder)
+    for site in (site for site in sizes if site not in places):
+        size = f"{sizes[site] / 2**30:.1f} GiB"
+        say(f"{_name(site)} of the teacher is not cached, since it takes {size}: the teacher runs at every step")
+    if not places:
         return []
     home = folder / fingerprint(tap, dtype) if folder else None
     tables = [
@@ -91,7 +89,7 @@ def build(
             mapped=place == "file",
             targets=_of_targets(site, tap),
         )
-        for site, place in kept
+        for site, place in places.items()
     ]
     stores = [Store(home / _file(table.site)) for table in tables] if home else []
     keys = example_keys(data, tap.columns) if home else []
@@ -244,13 +242,16 @@ def _offsets(table: Table, data: Encoded) -> Tensor:
     return torch.from_numpy(part.offsets)
 
 
-def _place(size: int, left: dict[str, int], folder: Path | None) -> str | None:
-    """Where so many bytes still have room; what is `left` there is less then."""
-    for place in ("device", "host"):
-        if size <= left[place]:
-            left[place] -= size
-            return place
-    return "file" if folder else None
+def _places(sizes: Mapping[Site, int], left: Mapping[str, int], folder: Path | None) -> dict[Site, str]:
+    """Where sites of so many bytes find room: on the device first, then on the host, then in a file, if there is a
+    folder for it. A site that fits nowhere has no place."""
+    left, places = dict(left), {}
+    for site, size in sizes.items():
+        if room := next((place for place in ("device", "host") if size <= left[place]), None):
+            left[room] -= size
+        if room or folder:
+            places[site] = room or "file"
+    return places
 
 
 def _empty(site: Site, tap: Tap, data: Encoded, dtype: torch.dtype, place: str, folder: Path | None) -> Tensor:

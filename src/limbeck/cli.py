@@ -39,8 +39,8 @@ def _option(names: str, help: str, panel: str | None = None, **more: Any) -> Any
 
 
 @dataclass
-class Columns:
-    """Options that say how files of one's own are read."""
+class Source:
+    """Options that say where data come from, and how files of one's own are read."""
 
     text: Annotated[
         str | None, _option("--text", "The column with the text; guessed and shown if not given.", DATA)
@@ -64,34 +64,25 @@ class Columns:
     stride: Annotated[
         int, _option("--stride", "Tokens that two windows of a context share, where it has to be cut.", DATA)
     ] = 128
-
-    def spec(self) -> dict[str, Any]:
-        """As DataSpec takes it."""
-        names = tuple(name.strip() for name in self.labels.split(",")) if self.labels else None
-        return {**asdict(self), "labels": names}
-
-
-@dataclass
-class Scored(Columns):
-    """Options that say what to score on."""
-
     task: Annotated[str | None, _option("--task", "A GLUE task: cola, sst2, mrpc, stsb, qqp, mnli, …", DATA)] = None
     data: Annotated[
         str | None, _option("--data", "Folder of the official TSV files, or the id of a dataset on the hub.", DATA)
     ] = None
+
+
+@dataclass
+class Scored(Source):
+    """Options that say what to score on."""
+
     eval: Annotated[
         str | None, _option("--eval", "Your own file: CSV, TSV, JSONL, Parquet, SQuAD's JSON, or text.", DATA)
     ] = None
 
 
 @dataclass
-class Data(Columns):
+class Data(Source):
     """Options that say what to learn from."""
 
-    task: Annotated[str | None, _option("--task", "A GLUE task: cola, sst2, mrpc, stsb, qqp, mnli, …", DATA)] = None
-    data: Annotated[
-        str | None, _option("--data", "Folder of the official TSV files, or the id of a dataset on the hub.", DATA)
-    ] = None
     train: Annotated[
         str | None, _option("--train", "Your own file: CSV, TSV, JSONL, Parquet, SQuAD's JSON, or text.", DATA)
     ] = None
@@ -290,7 +281,7 @@ def finetune(
     With `--grid lr=1e-5,3e-5 --grid batch=16,32` every combination is tried and the best is named; `--grid seed=1,2`
     takes the mean over seeds, and a path as for `--set` is tried likewise. With `--resume`, what is finished stays.
     """
-    options = {"layers": layers, **change.options(), **going.options(), **data.spec()}
+    options = {"layers": layers, **change.options(), **going.options(), **asdict(data)}
     if grid:
         from limbeck.grid import named, run_grid, shown
 
@@ -312,7 +303,7 @@ def distill(recipe: Annotated[str, RECIPE], models: Models, data: Data, change: 
     """The main job: `limbeck distill pkd --teacher T --layers 6 --task rte --data glue/ --out runs/rte`."""
     from limbeck.run import distill as run
 
-    run(recipe, **asdict(models), **change.options(), **going.options(), **data.spec())
+    run(recipe, **asdict(models), **change.options(), **going.options(), **asdict(data))
 
 
 @app.command()
@@ -330,7 +321,7 @@ def check(
     from limbeck.prepare import prepare, request
     from limbeck.recipe import task_values, variant_values
 
-    asked = request(recipe, DataSpec(**data.spec()), **asdict(models), **change.options())
+    asked = request(recipe, DataSpec.named(**asdict(data)), **asdict(models), **change.options())
     task = asked.data.task_name
     report = examine(prepare(asked), task_values(recipe, task), variant_values(recipe, task))
     out.print_json(data=report.plain()) if as_json else out.print(shown(report), soft_wrap=False)
@@ -348,7 +339,7 @@ def evaluate(
     from limbeck.compare import compare, shown
     from limbeck.data.spec import DataSpec
 
-    rows = compare(model, DataSpec(**data.spec()), predictions)
+    rows = compare(model, DataSpec.named(**asdict(data)), predictions)
     out.print_json(data=rows) if as_json else out.print(shown(rows), soft_wrap=False, crop=False)
 
 

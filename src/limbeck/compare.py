@@ -7,13 +7,16 @@ from typing import Any
 import torch
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
+from transformers import PreTrainedModel
 
 from limbeck import architectures, efficiency, evaluation, models
-from limbeck.data.alignment import align
-from limbeck.data.encoding import encode
+from limbeck.data.corpus import Corpus
+from limbeck.data.encoding import Encoded, encode
 from limbeck.data.kinds import KINDS
+from limbeck.data.label_order import align
 from limbeck.data.loading import load
 from limbeck.data.spec import DataSpec
+from limbeck.data.tasks import Task
 from limbeck.errors import LimbeckError
 from limbeck.folder import check_file, write_text
 from limbeck.report.tables import count
@@ -31,42 +34,48 @@ def compare(names: list[str], data: DataSpec, predictions: Path | None = None) -
             "models without a head predict nothing that could be scored. Fine-tune them on a task, then evaluate."
         )
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    rows, answers = [], []
     loaded = {name: models.load_model(name).to(device) for name in names}  # type: ignore[arg-type]
-    batches = {}
+    rows, answers, batches = [], [], {}
     first: dict[str, Any] = {}  # what the first model answers, by split
     for name, model in loaded.items():
-        models.check_kind(model, corpus.task, name)
-        tokenizer = models.load_tokenizer(name)
+        task, splits = _read(name, model, corpus, data)
         if kind.vocabulary and name != names[0]:
             models.check_vocabulary(models.load_tokenizer(names[0]), name, model.config)
-        models.adopt_padding(model, tokenizer)
-        aligned, _ = align(corpus, dict(enumerate(models.label_names(model))), name)
-        labels = aligned.task.labels
-        wanted = kind.length if data.max_length is None else data.max_length
-        longest = models.longest_input(model.config, tokenizer, wanted)
         row: dict[str, Any] = {"model": name, "scores": {}, "agreement": {}}
-        for split, examples in aligned.evals.items():
-            columns = architectures.inputs(model)
-            encoded = encode(examples, tokenizer, columns, longest, kind, stride=data.stride)
+        for split, encoded in splits.items():
             logits, right = evaluation.predict(model, encoded), encoded.right
-            row["scores"][split] = evaluation.measure(aligned.task, logits, right)
-            decided = kind.decided(kind.ordered(logits, labels), sorted(labels), right)
+            row["scores"][split] = evaluation.measure(task, logits, right)
+            decided = kind.decided(kind.ordered(logits, task.labels), sorted(task.labels), right)
             row["agreement"][split] = 100 * kind.agreement(decided, first.setdefault(split, decided))
             answers += [
                 {"model": name, "split": split, "index": i, **answer}
-                for i, answer in enumerate(kind.answers(logits, labels, right))
+                for i, answer in enumerate(kind.answers(logits, task.labels, right))
             ]
-            batches.setdefault(name, efficiency.typical_batch(encoded))
+        batches[name] = efficiency.typical_batch(next(iter(splits.values())))
         row["parameters"] = efficiency.parameters(model)
         row["gflops"] = efficiency.flops(model, batches[name]) / 1e9
         rows.append(row)
     for row, ms in zip(rows, efficiency.latency(loaded, batches).values()):
         row["latency_ms"] = ms
-        row["speedup"] = efficiency.speedup({"teacher": rows[0]["latency_ms"], "student": ms})
+        row["speedup"] = rows[0]["latency_ms"] / ms
     if predictions:
         write_text(predictions, "".join(json.dumps(answer, ensure_ascii=False) + "\n" for answer in answers))
     return rows
+
+
+def _read(name: str, model: PreTrainedModel, corpus: Corpus, data: DataSpec) -> tuple[Task, dict[str, Encoded]]:
+    """The task with labels in the model's order, and the tokens that the model reads of every split."""
+    models.check_kind(model, corpus.task, name)
+    tokenizer = models.load_tokenizer(name)
+    models.adopt_padding(model, tokenizer)
+    aligned, _ = align(corpus, dict(enumerate(models.label_names(model))), name)
+    kind, columns = KINDS[aligned.task.kind], architectures.inputs(model)
+    wanted = kind.length if data.max_length is None else data.max_length
+    longest = models.longest_input(model.config, tokenizer, wanted)
+    return aligned.task, {
+        split: encode(examples, tokenizer, columns, longest, kind, stride=data.stride)
+        for split, examples in aligned.evals.items()
+    }
 
 
 def shown(rows: list[dict[str, Any]]) -> Table:

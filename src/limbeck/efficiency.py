@@ -15,8 +15,6 @@ from limbeck.data.plan import padded
 from limbeck.errors import LimbeckError
 from limbeck.evaluation import arguments, evaluating
 
-__all__ = ["flops", "latency", "parameters", "speedup", "typical_batch"]
-
 WARM_UP_ROUNDS = 3
 
 
@@ -28,7 +26,7 @@ def parameters(model: nn.Module) -> int:
 def typical_batch(encoded: Encoded, batch_size: int = 1) -> dict[str, Tensor]:
     """The `batch_size` examples around the median length, padded as in training: what a user of the model sends it."""
     if len(encoded) == 0:
-        raise LimbeckError("There is no example to time a model on. Give data with at least one row.")
+        raise LimbeckError("there is no example to time a model on. Give data with at least one row.")
     start = max(0, (len(encoded) - batch_size) // 2)
     ids = encoded.by_length[start : start + batch_size]
     return encoded.batch(ids, padded(encoded.lengths[ids], int(encoded.lengths.max())))
@@ -58,11 +56,6 @@ def latency(
             if perf_counter() > deadline:
                 break
     return {name: 1000 * median(measured) for name, measured in times.items()}
-
-
-def speedup(latency_ms: Mapping[str, float]) -> float:
-    """How many times faster the student answers than the teacher."""
-    return latency_ms["teacher"] / latency_ms["student"]
 
 
 def flops(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> int:

@@ -21,16 +21,6 @@ from limbeck.models import quiet
 from limbeck.taps import Tap
 from limbeck.vocabulary import Predictor, loss_and_best, told
 
-__all__ = [
-    "arguments",
-    "best_single_answer",
-    "evaluate",
-    "evaluating",
-    "lower_is_better",
-    "measure",
-    "predict",
-    "retention",
-]
 TOKENS = 2**14  # of a batch, at most
 
 
@@ -42,11 +32,11 @@ def measure(task: Task, logits: np.ndarray, right: Any) -> dict[str, float]:
     """
     kind = kinds.KINDS[task.kind]
     if len(logits) == 0:
-        raise LimbeckError(f"Task {task.name} has no example to score. Give an evaluation split with at least one row.")
+        raise LimbeckError(f"task {task.name} has no example to score. Give an evaluation split with at least one row.")
     unknown = [name for name in task.metrics if name not in kind.metrics]
     if unknown:
         raise LimbeckError(
-            f"Task {task.name} asks for the metric {unknown[0]!r}; there are {', '.join(kind.metrics)}."
+            f"task {task.name} asks for the metric {unknown[0]!r}; there are {', '.join(kind.metrics)}."
             + did_you_mean(unknown[0], kind.metrics)
         )
     predictions, expected = kind.decided(logits, task.labels, right), kind.expected(right, task.labels)
@@ -69,7 +59,7 @@ def predict(
     by default it runs where it is. `precision` turns on autocast to that type; by default the model's own is used.
     """
     if len(encoded) == 0:
-        raise LimbeckError("There is no example to predict. Give data with at least one row.")
+        raise LimbeckError("there is no example to predict. Give data with at least one row.")
     if device is not None:
         model.to(device)  # pyright: ignore[reportArgumentType] -- transformers hides the signature
     lengths, by_length = encoded.lengths, encoded.by_length
@@ -99,7 +89,7 @@ def predict(
 def evaluate(model: PreTrainedModel, encoded: Encoded, task: Task, **options: Any) -> dict[str, float]:
     """The scores of `model` on labelled examples; `options` are those of `predict`."""
     if encoded.right is None:
-        raise LimbeckError(f"Task {task.name}: these examples have no labels, so they cannot be scored.")
+        raise LimbeckError(f"task {task.name}: these examples have no labels, so they cannot be scored.")
     return measure(task, predict(model, encoded, **options), encoded.right)
 
 
@@ -146,7 +136,7 @@ def arguments(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> dict[str, 
 def _told(tap: Tap, kind: kinds.Kind, batch: dict[str, Tensor]) -> Tensor:
     logits, labels = tap(**batch)["logits", LOGITS].values, kind.targets(batch)
     if labels is None:
-        raise LimbeckError("These texts have no labels, so the words predicted cannot be scored.")
+        raise LimbeckError("these texts have no labels, so the words predicted cannot be scored.")
     return told(logits, labels) if isinstance(logits, Predictor) else loss_and_best(logits, labels)
 
 
@@ -154,7 +144,7 @@ def _written(model: Any, encoded: Encoded, batch: Mapping[str, Tensor]) -> list[
     """What the model writes for each text, the likeliest token at a time, about as long at most as the longest right
     text."""
     if encoded.targets is None or encoded.tokenizer is None:
-        raise LimbeckError("These texts are not encoded for a model that writes.")
+        raise LimbeckError("these texts are not encoded for a model that writes.")
     limit = bucket(int(encoded.targets.lengths.max()), architectures.positions(model.config))
     columns = {name: batch[name].to(model.device) for name in ("input_ids", "attention_mask")}
     with quiet():

@@ -38,8 +38,8 @@ class Filters(nn.Module):
     map to that.
     """
 
-    student: "Side"
-    teacher: "Side"
+    student: "ModelFilters"
+    teacher: "ModelFilters"
     words: Tensor
     words_bias: Tensor | None
 
@@ -76,8 +76,10 @@ class Filters(nn.Module):
             self._take_words(teacher)
             read = self.words.shape[1]
             predicted = None if read == self.width else read
-        self.teacher = Side(self, teacher, layers.teacher, predicted)
-        self.student = copy.deepcopy(self.teacher) if self.alike else Side(self, student, layers.student, predicted)
+        self.teacher = ModelFilters(self, teacher, layers.teacher, predicted)
+        self.student = (
+            copy.deepcopy(self.teacher) if self.alike else ModelFilters(self, student, layers.student, predicted)
+        )
 
     def _take_words(self, teacher: PreTrainedModel) -> None:
         output, bias = architectures.output_map(teacher), architectures.output_bias(teacher)
@@ -122,7 +124,7 @@ class Filters(nn.Module):
         return self.student(student, mask), target
 
 
-class Side(nn.Module):
+class ModelFilters(nn.Module):
     """The filters and heads of one model, one of each a layer."""
 
     def __init__(self, asked: Filters, model: PreTrainedModel, layers: Sequence[int], predicted: int | None) -> None:

@@ -11,7 +11,7 @@ from transformers.configuration_utils import PretrainedConfig
 
 from limbeck import architectures, projector
 from limbeck.architectures import Side
-from limbeck.data.kinds import of
+from limbeck.data import kinds
 from limbeck.errors import LimbeckError
 from limbeck.mappings import MAPPINGS
 from limbeck.spec import bind, parse
@@ -79,6 +79,23 @@ def classifier(start: Start, *, frozen: bool = False, project: bool = False) -> 
     student, teacher = start.student, start.teacher
     if teacher is None:
         raise LimbeckError("classifier reuses the teacher's classifier, and there is no teacher. Give --teacher.")
+    _check_same_form(student, teacher)
+    if kinds.of(student).vocabulary:
+        reused = _take_words(student, teacher, project)
+    else:
+        _check_width(student, teacher)
+        reused = projector.take_over(student, teacher, project=project)
+    start.fresh_classifier = False
+    start.frozen |= reused if frozen else set()
+    start.notes.append(f"pooler and classifier are the teacher's, {'frozen' if frozen else 'and train on'}")
+    if added := architectures.projector(student):
+        start.notes.append(
+            f"a learnt map from width {added.in_features} to {added.out_features} feeds the reused classifier"
+        )
+
+
+def _check_same_form(student: PreTrainedModel, teacher: PreTrainedModel) -> None:
+    """A classifier can be reused where the student's own would compute the same function, for the same labels."""
     if not architectures.head(teacher):
         raise LimbeckError(
             "classifier reuses the teacher's classifier, and models of running text have none. Leave it out of init, "
@@ -96,28 +113,23 @@ def classifier(start: Start, *, frozen: bool = False, project: bool = False) -> 
             f"the teacher's classifier predicts {teacher.config.num_labels} labels and the student is to predict "
             f"{student.config.num_labels}: it does not fit. Give a teacher of this task."
         )
-    narrower = student.config.hidden_size != teacher.config.hidden_size
-    if of(student).vocabulary:
-        reused = _take_words(student, teacher, project)
-    elif narrower and of(student).per_token and ours != architectures.ONE_MAP:
+
+
+def _check_width(student: PreTrainedModel, teacher: PreTrainedModel) -> None:
+    """A head of two maps stays as wide as it was: under a student of another width, only some classes have that."""
+    form = architectures.classifier_form(teacher)
+    if student.config.hidden_size == teacher.config.hidden_size or form == architectures.ONE_MAP:
+        return
+    if kinds.of(student).per_token:
         raise LimbeckError(
-            f"the teacher's head is {theirs}, over every token: under a narrower student it would be wider than any "
+            f"the teacher's head is {form}, over every token: under a narrower student it would be wider than any "
             "model of transformers has it. Give a student of the teacher's width, or leave classifier out of init."
         )
-    elif narrower and ours != architectures.ONE_MAP and not architectures.has_wide_head(student.config):
+    if not architectures.has_wide_head(student.config):
         raise LimbeckError(
             f"the teacher's head is wider than the states of a narrower student, and there is no class for that of "
             f"type {student.config.model_type}: it is added in limbeck/wide_head.py. Give a student of the teacher's "
             "width, or leave classifier out of init, as in --set init=[layers(first)]."
-        )
-    else:
-        reused = projector.take_over(student, teacher, project=project)
-    start.fresh_classifier = False
-    start.frozen |= reused if frozen else set()
-    start.notes.append(f"pooler and classifier are the teacher's, {'frozen' if frozen else 'and train on'}")
-    if added := architectures.projector(student):
-        start.notes.append(
-            f"a learnt map from width {added.in_features} to {added.out_features} feeds the reused classifier"
         )
 
 
@@ -179,7 +191,7 @@ def start_student(
     config = _config(source, {"decoder": decoder_depth or depth, "encoder": depth}, width, labels, calls)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        made = architectures.auto_class(of(source))
+        made = architectures.auto_class(kinds.of(source))
         student = made.from_config(config, dtype=torch.float32, **architectures.made_with(config))
         if source.can_generate():
             student.generation_config = copy.deepcopy(source.generation_config)
@@ -207,23 +219,27 @@ def _config(
             raise LimbeckError(f"--layers {depth}: a student has at least one layer.")
         architectures.keep_layers(config, _taken(calls, depth or available, available), side)
     if width is not None and width != config.hidden_size:
-        # Heads stay as wide as they are, and are fewer in proportion.
-        unit = config.hidden_size // math.gcd(config.hidden_size, config.num_attention_heads)
-        if width < 1 or width % unit:
-            raise LimbeckError(f"--width {width} must be a multiple of {unit}, so that the student has whole heads.")
-        heads = config.num_attention_heads * width // config.hidden_size
-        for inner in ("hidden_dim", "intermediate_size", "n_inner", "d_ff", "encoder_ffn_dim", "decoder_ffn_dim"):
-            if getattr(config, inner, None):
-                setattr(config, inner, getattr(config, inner) * width // config.hidden_size)
-        config.num_attention_heads = heads
-        if hasattr(config, "decoder_attention_heads"):
-            config.decoder_attention_heads = heads
-        if hasattr(config, "num_key_value_heads"):
-            config.num_key_value_heads = math.gcd(config.num_key_value_heads, config.num_attention_heads)
-        config.hidden_size = width
-        if hasattr(config, "pooler_hidden_size"):  # DeBERTa's
-            config.pooler_hidden_size = width
+        _set_width(config, width)
     return config
+
+
+def _set_width(config: PretrainedConfig, width: int) -> None:
+    """Have a configuration describe a model of that width, whose heads stay as wide as they are, and are fewer."""
+    unit = config.hidden_size // math.gcd(config.hidden_size, config.num_attention_heads)
+    if width < 1 or width % unit:
+        raise LimbeckError(f"--width {width} must be a multiple of {unit}, so that the student has whole heads.")
+    heads = config.num_attention_heads * width // config.hidden_size
+    for inner in ("hidden_dim", "intermediate_size", "n_inner", "d_ff", "encoder_ffn_dim", "decoder_ffn_dim"):
+        if getattr(config, inner, None):
+            setattr(config, inner, getattr(config, inner) * width // config.hidden_size)
+    config.num_attention_heads = heads
+    if hasattr(config, "decoder_attention_heads"):
+        config.decoder_attention_heads = heads
+    if hasattr(config, "num_key_value_heads"):
+        config.num_key_value_heads = math.gcd(config.num_key_value_heads, heads)
+    config.hidden_size = width
+    if hasattr(config, "pooler_hidden_size"):  # DeBERTa's
+        config.pooler_hidden_size = width
 
 
 def _taken(calls: Sequence[str], depth: int, available: int) -> Sequence[int]:
@@ -259,7 +275,7 @@ def _copy(start: Start, chosen: Mapping[Side, Sequence[int]], *, with_head: bool
         )
     for side, layers in chosen.items():
         _copy_blocks(start, side, layers)
-    words = of(student).vocabulary  # whose head belongs to the words, as embeddings do, and to no task
+    words = kinds.of(student).vocabulary  # whose head belongs to the words, as embeddings do, and to no task
     with_head = words or (with_head and start.fresh_classifier)
     beside = architectures.block_names(student) + (() if with_head else tuple(architectures.head(student)))
     start.fresh_classifier &= not words

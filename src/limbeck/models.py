@@ -18,8 +18,8 @@ from transformers.configuration_utils import PretrainedConfig
 from transformers.utils import logging
 
 from limbeck import architectures
-from limbeck.data.alignment import is_generic
-from limbeck.data.kinds import KINDS, Kind, declared, of
+from limbeck.data import kinds
+from limbeck.data.label_order import is_generic
 from limbeck.data.spec import DataSpec
 from limbeck.data.tasks import Task, plain
 from limbeck.errors import LimbeckError, did_you_mean
@@ -46,10 +46,10 @@ def config_of(name: str) -> PretrainedConfig:
 
 
 def load_model(name: str, task: Task | None = None) -> PreTrainedModel:
-    """A classifier, its weights in fp32. Where the checkpoint has none, `task` says what a fresh one predicts; for
-    running text, a model without one."""
+    """A model with a head of its own kind, its weights in fp32. Where the checkpoint has no head that is of use for
+    `task`, a fresh one is made for it; for bodies of running text there is none."""
     config = config_of(name)
-    wanted = KINDS[task.kind] if task else KINDS["classification"]
+    wanted = kinds.KINDS[task.kind] if task else kinds.KINDS["classification"]
     own = _own_kind(config, task)
     fresh = own is None
     if fresh and task is None:
@@ -91,7 +91,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
 def label_options(task: Task) -> dict:
     """A task's labels as a configuration has them."""
-    return KINDS[task.kind].settings(task.labels)
+    return kinds.KINDS[task.kind].settings(task.labels)
 
 
 def label_names(model: PreTrainedModel) -> list[str]:
@@ -101,7 +101,7 @@ def label_names(model: PreTrainedModel) -> list[str]:
 
 def check_kind(model: PreTrainedModel, task: Task, owner: str) -> None:
     """A model of scores for a regression task, one of classes for a classification task, and so on."""
-    if (kind := of(model)).name != (KINDS[task.kind].like or task.kind):
+    if (kind := kinds.of(model)).name != (kinds.KINDS[task.kind].like or task.kind):
         predicts = f"{model.config.num_labels} {kind.classes}" if kind.named else kind.predicts
         raise LimbeckError(
             f"{owner} predicts {predicts}, and {task.name} is a {task.kind} task. Give a model fine-tuned on this task."
@@ -110,9 +110,9 @@ def check_kind(model: PreTrainedModel, task: Task, owner: str) -> None:
 
 def fits_labels(model: PreTrainedModel, task: Task) -> bool:
     """Whether a classifier predicts the task's labels, in whatever order, or as many without names."""
-    wanted = KINDS[task.kind].like or task.kind
-    if of(model).name != wanted or not of(model).named:
-        return of(model).name == wanted
+    wanted = kinds.KINDS[task.kind].like or task.kind
+    if kinds.of(model).name != wanted or not kinds.of(model).named:
+        return kinds.of(model).name == wanted
     names = label_names(model)
     generic = is_generic(dict(enumerate(names)))
     same = generic or sorted(map(plain, names)) == sorted(map(plain, task.labels))
@@ -126,7 +126,7 @@ def renew_classifier(model: PreTrainedModel, task: Task, seed: int) -> PreTraine
         setattr(config, name, value)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        auto = architectures.auto_class(KINDS[task.kind])
+        auto = architectures.auto_class(kinds.KINDS[task.kind])
         fresh = auto.from_config(config, dtype=torch.float32, **architectures.made_with(config))
     heads = (*architectures.head(fresh), *architectures.head(model))
     body = {name: weight for name, weight in model.state_dict().items() if not name.startswith(heads)}
@@ -140,10 +140,10 @@ def adopt_labels(model: PreTrainedModel, task: Task, owner: str) -> None:
     if not fits_labels(model, task):
         raise LimbeckError(
             f"the labels of {owner} ({', '.join(names)}) are not those of {task.name} "
-            f"({', '.join(task.labels) or KINDS[task.kind].predicts}). "
+            f"({', '.join(task.labels) or kinds.KINDS[task.kind].predicts}). "
             "Give a checkpoint without a classifier, or one trained on these labels."
         )
-    if not KINDS[task.kind].named:
+    if not kinds.KINDS[task.kind].named:
         return
     if not is_generic(dict(enumerate(names))):
         at = {plain(name): i for i, name in enumerate(names)}
@@ -187,7 +187,7 @@ def check_tokens(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
         )
 
 
-def keep_layers(model: PreTrainedModel) -> list[str]:
+def stop_layer_drop(model: PreTrainedModel) -> list[str]:
     """Have every layer run in training too, since what LayerDrop leaves out can be compared with nothing; a line that
     says so, where it was on."""
     found = architectures.droppers(model)
@@ -218,9 +218,9 @@ def lacks_classifier(name: str, task: Task) -> bool:
     return _own_kind(config_of(name), task) is None
 
 
-def _own_kind(config: PretrainedConfig, task: Task | None) -> Kind | None:
+def _own_kind(config: PretrainedConfig, task: Task | None) -> kinds.Kind | None:
     """The kind that a checkpoint is read as: its own, or None if it has no head, or one of no use for the task."""
-    wanted, own = KINDS[task.kind] if task else None, _kind_of(config)
+    wanted, own = kinds.KINDS[task.kind] if task else None, _kind_of(config)
     if wanted is None:
         return own
     if wanted.bare:
@@ -229,9 +229,9 @@ def _own_kind(config: PretrainedConfig, task: Task | None) -> Kind | None:
     return None if own is not None and own.vocabulary and not wanted.vocabulary else own
 
 
-def _kind_of(config: PretrainedConfig) -> Kind | None:
+def _kind_of(config: PretrainedConfig) -> kinds.Kind | None:
     """The kind of task a checkpoint has a head for."""
-    return next(filter(None, (declared(name, config) for name in config.architectures or [])), None)
+    return next(filter(None, (kinds.declared(name, config) for name in config.architectures or [])), None)
 
 
 @contextmanager

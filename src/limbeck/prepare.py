@@ -3,17 +3,17 @@
 import hashlib
 from collections.abc import Container, Iterable
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from limbeck import architectures, models
+from limbeck.adaptation import layers_alone, sided, supplemented
 from limbeck.data import kinds
-from limbeck.data.alignment import align
 from limbeck.data.corpus import Corpus, RunningText, Split
 from limbeck.data.encoding import Encoded, encode
+from limbeck.data.label_order import align
 from limbeck.data.loading import load, load_inputs
 from limbeck.data.masking import Masking
 from limbeck.data.mixing import Mixup
@@ -26,8 +26,8 @@ from limbeck.engine.loop import total_steps
 from limbeck.engine.world import seed_for
 from limbeck.errors import LimbeckError
 from limbeck.initialisers import Start, start_student
-from limbeck.objectives import CoTraining, Labels, Match, NamedAligner, Probe, build
-from limbeck.recipe import Recipe, Stage, layers_alone, resolve, sided, supplemented
+from limbeck.objectives import CoTraining, Labels, Match, NamedAligner, Objective, Probe, build
+from limbeck.recipe import Recipe, Stage, resolve
 from limbeck.spec import allowing, parse
 from limbeck.vocabulary import shaping
 
@@ -49,7 +49,7 @@ class Request:
 
     def plain(self) -> dict[str, Any]:
         """As JSON has it."""
-        return {**asdict(self), "recipe": self.recipe.plain(), "data": _said(asdict(self.data))}
+        return {**asdict(self), "recipe": self.recipe.plain(), "data": _given(asdict(self.data))}
 
 
 @dataclass
@@ -132,8 +132,18 @@ def request(
             resolved, left_out = layers_alone(resolved)
         if side:
             resolved = sided(resolved, side)
-    sizes = (layers, width, seed, allow_code, decoder_layers)
-    return Request(resolved, data, teacher, student, *sizes, tuple(left_out))
+    return Request(
+        resolved,
+        data,
+        teacher=teacher,
+        student=student,
+        layers=layers,
+        decoder_layers=decoder_layers,
+        width=width,
+        seed=seed,
+        allow_code=allow_code,
+        left_out=tuple(left_out),
+    )
 
 
 def prepare(asked: Request) -> Prepared:
@@ -145,66 +155,82 @@ def prepare(asked: Request) -> Prepared:
 def _prepare(asked: Request) -> Prepared:
     recipe, notes = asked.recipe, [*asked.left_out]
     declared = [{n: build(o, recipe.aligners) for n, o in stage.objectives.items()} for stage in recipe.stages]
-    taught = Labels | Probe | CoTraining  # these learn from labels
-    labelled = [any(isinstance(o, taught) and not o.idle for o in stage.values()) for stage in declared]
-    _check_data(recipe, labelled)
-    corpus = scarce(load(asked.data, labelled=any(labelled)), asked.data, asked.seed)
-    _training(corpus)
+    corpus = _corpus(asked, declared)
     notes += corpus.notes
     teacher = _teacher(asked, corpus.task, any(o.moves_teacher for stage in declared for o in stage.values()))
-    origin = asked.student or asked.teacher
-    if origin is None:
-        raise LimbeckError("give --teacher, the model to distil.")
-    tokenizer = models.load_tokenizer(asked.teacher or origin)
-    models.check_tokens(tokenizer, asked.teacher or origin)
-    corpus, source = _models_agree(asked, corpus, teacher, tokenizer, notes)
+    tokenizer = _tokenizer(asked)
+    if teacher is not None:
+        corpus = _in_order_of(teacher, f"teacher {asked.teacher}", corpus, notes)
+    source = _source(asked, corpus.task, teacher, tokenizer, notes)
     start = _start(asked, corpus.task, teacher, source, tokenizer, notes)
     both = [model for model in (teacher, start.student) if model is not None]
     odd = {type(model).__name__ for model in both if kinds.of(model).vocabulary and shaping(model) is None}
     notes += [f"what {name} does to its logits is not known: they are held whole, which takes memory" for name in odd]
     train, others, evals, longest = _encoded(asked, corpus, both, tokenizer, notes)
-    kind = kinds.KINDS[corpus.task.kind]
-    if kind.masked and teacher is not None:
+    if kinds.KINDS[corpus.task.kind].masked and teacher is not None:
         notes.append("words are hidden anew at every step, so the teacher runs at every step: nothing is cached")
-    aligners = {name: NamedAligner(parse(call)) for name, call in recipe.aligners.items()}
-    distillers = []
-    for index, (stage, objectives) in enumerate(zip(recipe.stages, declared)):
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed_for(asked.seed, index))
-            distiller = Distiller(
-                teacher,
-                start.student,
-                objectives,
-                aligners=aligners,
-                train_labels=_labels(others.get(index, train), kind),
-                mixup=Mixup(stage.mixup, rows=stage.batch) if stage.mixup else None,
-                masking=Masking(tokenizer) if kind.masked else None,
-                steps=total_steps(stage, len(others.get(index, train))),
-                seed=asked.seed,
-                stage=index,
-            )
-        at = f"stage {stage.name}"
-        notes += [f"{at}: {n} has weight 0 throughout and is left out" for n in distiller.dropped]
-        notes += [
-            f"{at}: {n}: {o.layers.note}" for n, o in distiller.terms.items() if isinstance(o, Match) and o.layers.note
-        ]
-        distillers.append(distiller)
-    return Prepared(
-        asked,
-        corpus.task,
-        tokenizer,
-        teacher,
-        start.student,
-        distillers,
-        aligners,
-        train,
-        others,
-        evals,
-        longest,
-        start.frozen,
-        notes,
+    prepared = Prepared(
+        request=asked,
+        task=corpus.task,
+        tokenizer=tokenizer,
+        teacher=teacher,
+        student=start.student,
+        distillers=[],
+        aligners={name: NamedAligner(parse(call)) for name, call in recipe.aligners.items()},
+        train=train,
+        others=others,
+        evals=evals,
+        longest=longest,
+        frozen=start.frozen,
+        notes=notes,
         pairs=isinstance(corpus.train, Split) and corpus.train.text_pair is not None,
     )
+    for index, objectives in enumerate(declared):
+        prepared.distillers.append(_distiller(prepared, index, objectives))
+    return prepared
+
+
+def _corpus(asked: Request, declared: list[dict[str, Objective]]) -> Corpus:
+    """The data, which need labels where a stage learns from them."""
+    taught = Labels | Probe | CoTraining
+    labelled = [any(isinstance(o, taught) and not o.idle for o in stage.values()) for stage in declared]
+    _check_data(asked.recipe, labelled)
+    return scarce(load(asked.data, labelled=any(labelled)), asked.data, asked.seed)
+
+
+def _tokenizer(asked: Request) -> PreTrainedTokenizerBase:
+    """The teacher's tokenizer, by which both models read; where there is no teacher, the student's."""
+    owner = asked.teacher or asked.student
+    if owner is None:
+        raise LimbeckError("give --teacher, the model to distil.")
+    tokenizer = models.load_tokenizer(owner)
+    models.check_tokens(tokenizer, owner)
+    return tokenizer
+
+
+def _distiller(prepared: Prepared, index: int, objectives: dict[str, Objective]) -> Distiller:
+    """What a stage trains: its objectives, bound to the models; what the user should know of them is noted."""
+    asked, stage, data = prepared.request, prepared.stages[index], prepared.data(index)
+    kind = kinds.KINDS[prepared.task.kind]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed_for(asked.seed, index))
+        distiller = Distiller(
+            prepared.teacher,
+            prepared.student,
+            objectives,
+            aligners=prepared.aligners,
+            train_labels=_labels(data, kind),
+            mixup=Mixup(stage.mixup, rows=stage.batch) if stage.mixup else None,
+            masking=Masking(prepared.tokenizer) if kind.masked else None,
+            steps=total_steps(stage, len(data)),
+            seed=asked.seed,
+            stage=index,
+        )
+    said = [f"{name} has weight 0 throughout and is left out" for name in distiller.dropped]
+    matches = {name: term for name, term in distiller.terms.items() if isinstance(term, Match)}
+    said += [f"{name}: {match.layers.note}" for name, match in matches.items() if match.layers.note]
+    prepared.notes += [f"stage {stage.name}: {line}" for line in said]
+    return distiller
 
 
 def trains(name: str, distiller: Distiller, stage: Stage, aligners: Container[str]) -> bool:
@@ -287,38 +313,41 @@ def _teacher(asked: Request, task: Task, trains: bool) -> PreTrainedModel | None
         return models.load_model(asked.teacher, task if trains or kinds.KINDS[task.kind].bare else None)
 
 
-def _models_agree(
+def _in_order_of(teacher: PreTrainedModel, name: str, corpus: Corpus, notes: list[str]) -> Corpus:
+    """The corpus with labels in the order of a teacher, which has to be one of such a task."""
+    models.check_kind(teacher, corpus.task, name)
+    corpus, said = align(corpus, dict(enumerate(models.label_names(teacher))), name)
+    notes += [] if kinds.KINDS[corpus.task.kind].packed else [said]
+    return corpus
+
+
+def _source(
     asked: Request,
-    corpus: Corpus,
+    task: Task,
     teacher: PreTrainedModel | None,
     tokenizer: PreTrainedTokenizerBase,
     notes: list[str],
-) -> tuple[Corpus, PreTrainedModel]:
-    """Labels in the teacher's order, one vocabulary; the model the student is made from."""
-    if teacher is not None:
-        models.check_kind(teacher, corpus.task, f"teacher {asked.teacher}")
-        corpus, said = align(corpus, dict(enumerate(models.label_names(teacher))), f"teacher {asked.teacher}")
-        notes += [] if kinds.KINDS[corpus.task.kind].packed else [said]
-        if asked.student is None:
-            return corpus, teacher
-    name = asked.student or ""
+) -> PreTrainedModel:
+    """The model the student is made from: the teacher, or the checkpoint that is named as the student."""
+    if teacher is not None and asked.student is None:
+        return teacher
+    name = str(asked.student)
     if teacher is not None:
         models.check_vocabulary(tokenizer, name, models.config_of(name))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(asked.seed)  # a classifier the checkpoint lacks is drawn
-        source = models.load_model(name, corpus.task)
+        source = models.load_model(name, task)
     used = any(parse(call).name == "checkpoint" for call in asked.recipe.init)  # its classifier
-    foreign = kinds.of(source).auto != kinds.KINDS[corpus.task.kind].auto
-    if foreign or (used and teacher is None and not models.fits_labels(source, corpus.task)):
-        notes.append(
-            f"the classifier of {name} predicts {_predicted(source)}, which is not the task: a fresh one is made"
-        )
-        source = models.renew_classifier(source, corpus.task, asked.seed)
-    elif used and models.lacks_classifier(name, corpus.task):
+    foreign = kinds.of(source).auto != kinds.KINDS[task.kind].auto
+    if foreign or (used and teacher is None and not models.fits_labels(source, task)):
+        predicted = kinds.of(source).predicts or ", ".join(models.label_names(source))
+        notes.append(f"the classifier of {name} predicts {predicted}, which is not the task: a fresh one is made")
+        source = models.renew_classifier(source, task, asked.seed)
+    elif used and models.lacks_classifier(name, task):
         notes.append(f"{name} has no classifier: a fresh one is made")
     if used:
-        models.adopt_labels(source, corpus.task, f"student {name}")
-    return corpus, source
+        models.adopt_labels(source, task, f"student {name}")
+    return source
 
 
 def _start(
@@ -333,7 +362,7 @@ def _start(
     for model in (teacher, source):
         if model is not None:
             models.adopt_padding(model, tokenizer)
-            notes += models.keep_layers(model)
+            notes += models.stop_layer_drop(model)
     depths = _depths(asked, source, notes)
     start = start_student(
         asked.recipe.init,
@@ -390,10 +419,6 @@ def _labels(data: Encoded, kind: kinds.Kind) -> torch.Tensor | None:
     return torch.from_numpy(data.labels) if kind.name == "classification" else torch.arange(len(data))
 
 
-def _predicted(model: PreTrainedModel) -> str:
-    return kinds.of(model).predicts or ", ".join(models.label_names(model))
-
-
 def _check_data(recipe: Recipe, labelled: list[bool]) -> None:
     for stage, reads_labels in zip(recipe.stages, labelled):
         if stage.data and reads_labels:
@@ -438,6 +463,7 @@ def _check_depth(above: int, below: int) -> None:
         )
 
 
-def _said(options: dict[str, Any]) -> dict[str, Any]:
-    said = {k: v for k, v in options.items() if v is not None}
-    return {k: str(v) if isinstance(v, Path) else list(v) if isinstance(v, tuple) else v for k, v in said.items()}
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    """The options that were given, as JSON has them."""
+    given = {name: value for name, value in options.items() if value is not None}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}

@@ -15,7 +15,7 @@ from transformers.configuration_utils import PretrainedConfig
 
 from limbeck import architectures
 from limbeck.architectures import WIDE, dense_map, family, output_map
-from limbeck.data.kinds import of
+from limbeck.data import kinds
 
 
 def take_over(student: PreTrainedModel, teacher: PreTrainedModel, *, project: bool) -> set[str]:
@@ -59,9 +59,9 @@ def folded(student: PreTrainedModel) -> PreTrainedModel:
         inside = f"{known.dense}."
         weights = {name: value for name, value in weights.items() if not name.startswith(inside)}
         weights |= {inside + name: value for name, value in _product(dense_map(student), projector).items()}
-    kind = architectures.kind(student.config)
-    config = _config(student.config, kind if size == width else f"{WIDE}{kind}", size)
-    auto = architectures.auto_class(of(student))
+    plain = architectures.model_type(student.config)
+    config = _config(student.config, plain if size == width else f"{WIDE}{plain}", size)
+    auto = architectures.auto_class(kinds.of(student))
     made = auto.from_config(config, dtype=student.dtype, **architectures.made_with(config))
     made.load_state_dict(weights)
     return made.train(student.training)

@@ -5,23 +5,22 @@ have values for tasks of its own, which stand in place of the file's.
 """
 
 import copy
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from limbeck.errors import LimbeckError, did_you_mean
-from limbeck.spec import allowed, literal, number, parse, whole
+from limbeck.spec import allowed, bind, literal, number, parse, whole
 
-# Kinds of objectives that read layers alone, and so take any input, whatever its task.
-COMPARE_LAYERS = {"match", "consistency", "earth_mover", "context"}
 FORBID = ConfigDict(extra="forbid")
 Positive = Annotated[float, BeforeValidator(number), Field(gt=0)]
 Count = Annotated[int, BeforeValidator(whole), Field(gt=0)]
+Some = TypeVar("Some", dict, list)
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,8 @@ class Recipe:
 
 def shipped() -> list[str]:
     """The names of the recipes that come with limbeck."""
-    return sorted(path.name.removesuffix(".yaml") for path in _folder("recipes") if path.name.endswith(".yaml"))
+    folder = resources.files("limbeck") / "recipes"
+    return sorted(path.name.removesuffix(".yaml") for path in folder.iterdir() if path.name.endswith(".yaml"))
 
 
 def card(name: str) -> str | None:
@@ -77,9 +77,9 @@ def card(name: str) -> str | None:
 
 def listed() -> list[dict[str, Any]]:
     """What there is to choose from: name, about, variants and values by task of every shipped recipe."""
-    found = [read(name) for name in shipped()]
-    return [{"name": one["name"], "about": one.get("about", ""), "variants": one.get("variants") or {},
-             "tasks": one.get("tasks") or {}} for one in found]  # fmt: skip
+    empty = {"about": "", "variants": {}, "tasks": {}}
+    found = [{**empty, **read(name)} for name in shipped()]
+    return [{key: one[key] for key in ("name", *empty)} for one in found]
 
 
 def described(name: str) -> dict[str, Any]:
@@ -153,86 +153,6 @@ def _check_changes(base: str, key: str, changes: Any) -> None:
         raise LimbeckError(f'{key} of recipe "{base}" is not a map of names to changes, each a path and its value.')
 
 
-def supplemented(recipe: Recipe, data: str) -> Recipe:
-    """The recipe with other data for its stages that compare layers alone, and so depend on no task (CR-ILD)."""
-    stages = [
-        replace(stage, data=data) if all(COMPARE_LAYERS & set(o) for o in stage.objectives.values()) else stage
-        for stage in recipe.stages
-    ]
-    if stages == recipe.stages:
-        raise LimbeckError(
-            f'--supplement {data}: recipe "{recipe.name}" has no stage that compares layers alone. Take one that has, '
-            "such as cr-ild, or leave it out."
-        )
-    return replace(recipe, stages=stages)
-
-
-def layers_alone(recipe: Recipe) -> tuple[Recipe, list[str]]:
-    """The recipe without terms that read labels or predictions, and lines that say what is left out."""
-    stages, said = [], []
-    for stage in recipe.stages:
-        kept = {name: term for name, term in stage.objectives.items() if COMPARE_LAYERS & set(term)}
-        left = [name for name in stage.objectives if name not in kept]
-        if kept:
-            stages.append(replace(stage, objectives=kept))
-            said += [f"stage {stage.name}: {name} is left out: there are no labels and no predictions" for name in left]
-        else:
-            said.append(f"stage {stage.name} is left out: it compares no layers")
-    if any(parse(call).name == "filters" for call in recipe.aligners.values()):
-        raise LimbeckError(
-            f'recipe "{recipe.name}" compares layers through filters that learn from labels, and running text has '
-            "none. Take one without, such as hid-seq, att-kl or minilmv2."
-        )
-    if not stages:
-        raise LimbeckError(
-            f'recipe "{recipe.name}" compares no layers, and of running text alone there is nothing else to learn. '
-            "Take one that does, such as hid-seq, att-kl or minilmv2; or data with labels."
-        )
-    return replace(recipe, stages=stages), said
-
-
-def sided(recipe: Recipe, side: str) -> Recipe:
-    """The recipe for models with an encoder and a decoder, where it is to compare layers of the encoder, or of `both`.
-
-    What stays with the decoder are predictions, and terms whose aligner has a name: what they share is the decoder's.
-    """
-    if side not in ("encoder", "decoder", "both"):
-        raise LimbeckError(f"--side {side}: there is no such side. Allowed: encoder, decoder, both.")
-    if side == "decoder":
-        return recipe
-    stages = []
-    for stage in recipe.stages:
-        objectives: dict[str, dict[str, Any]] = {}
-        for name, declared in stage.objectives.items():
-            moved = _on_encoder(declared, recipe.aligners)
-            if moved is None or side == "both":
-                objectives[name] = declared
-            if moved is not None:
-                objectives[f"{name}-encoder" if side == "both" else name] = moved
-        stages.append(replace(stage, objectives=objectives))
-    if stages == recipe.stages:
-        raise LimbeckError(
-            f'--side {side}: recipe "{recipe.name}" compares no layers that an encoder has. Leave it out.'
-        )
-    return replace(recipe, stages=stages)
-
-
-def _on_encoder(declared: Mapping[str, Any], aligners: Mapping[str, str]) -> dict[str, Any] | None:
-    """A term that compares the same layers of the encoder; None where there is none."""
-    from limbeck.features import FEATURES
-
-    kind = next((kind for kind in ("match", "consistency", "contrast", "earth_mover") if kind in declared), None)
-    aligner = parse(declared.get("align", "none")).name
-    if kind is None or aligner in aligners or aligner == "filters":
-        return None
-    features = list(declared[kind]) if kind == "earth_mover" else [declared[kind]]
-    if any(getattr(FEATURES.get(parse(one).name), "rows", None) == "prediction" for one in features):
-        return None
-    there = {str(one): str(parse(one).with_option("side", "encoder")) for one in features}
-    found = {there[one]: distance for one, distance in declared[kind].items()} if kind == "earth_mover" else None
-    return {**declared, kind: found or there[str(declared[kind])]}
-
-
 def task_values(name: str, task: str | None) -> dict[str, Any]:
     """What a recipe, or one of its variants, sets by itself for a task."""
     base, _, variant = name.partition(":")
@@ -279,51 +199,66 @@ def save(recipe: Recipe) -> str:
     return yaml.safe_dump(recipe.plain(), sort_keys=False, allow_unicode=True, width=110)
 
 
-def _call_faults(data: Mapping[str, Any]) -> Iterable[str]:
+def _call_faults(data: Mapping[str, Any]) -> Iterator[str]:
+    """What pydantic does not see: names that nothing has, options that do not fit, keys that exclude each other."""
     from limbeck.aligners import ALIGNERS
-    from limbeck.data.mixing import MIXUPS
     from limbeck.initialisers import INITIALISERS
-    from limbeck.objectives import build, check_inputs, check_name
-    from limbeck.spec import bind
 
-    aligners = data.get("aligners") if isinstance(data.get("aligners"), dict) else {}
-    checks: list[tuple[str, Any]] = [
-        (f"aligners.{name}", lambda call=call: bind(parse(call), ALIGNERS, "aligner"))
-        for name, call in (aligners or {}).items()
-    ]
-    starts = data.get("init") if isinstance(data.get("init"), list) else []
-    checks += [("init", lambda call=call: bind(parse(call), INITIALISERS, "start")) for call in starts or []]
-    stages = data.get("stages") if isinstance(data.get("stages"), list) else []
-    names = [stage.get("name") for stage in stages or [] if isinstance(stage, dict)]
+    aligners = _only(dict, data.get("aligners"))
+    for name, call in aligners.items():
+        yield from _raised(f"aligners.{name}", _bind, call, ALIGNERS, "aligner")
+    for call in _only(list, data.get("init")):
+        yield from _raised("init", _bind, call, INITIALISERS, "start")
+    stages = [stage for stage in _only(list, data.get("stages")) if isinstance(stage, dict)]
+    names = [stage.get("name") for stage in stages]
     for name in sorted({str(name) for name in names if names.count(name) > 1}):
         yield f'stages: two are named "{name}". Names must differ, since --set goes by them.'
-    for stage in stages or []:
-        if not isinstance(stage, dict):
-            continue
-        at = f"stages.{stage.get('name', '?')}"
-        if (stage.get("epochs") is None) == (stage.get("steps") is None):
-            yield f"{at}: give either epochs or steps."
-        if (mixup := stage.get("mixup")) is not None:
-            checks.append((f"{at}.mixup", lambda m=mixup: bind(parse(m), MIXUPS, "mixup")))
-            if stage.get("batch") == 1:
-                yield f"{at}.mixup: the examples of a batch are mixed with each other, and a batch is 1."
-        for target in stage["train"] if isinstance(stage.get("train"), list) else []:
-            sides = [f"{name}{side}" for name in aligners or {} for side in ("", ".student", ".teacher")]
-            allowed = ["student", "aligners", *sides]
-            if target not in allowed:
-                yield f'{at}.train: there is no "{target}" to train. Allowed: {", ".join(allowed)}.'
-        objectives = stage.get("objectives") if isinstance(stage.get("objectives"), dict) else {}
-        for name, declared in (objectives or {}).items():
-            if isinstance(declared, dict):
-                here = f"{at}.objectives.{name}"
-                checks.append((here, lambda n=name: check_name(str(n))))
-                mixed = mixup is not None
-                checks.append((here, lambda d=declared, m=mixed: check_inputs(build(d, aligners or {}), m)))
-    for path, check in checks:
-        try:
-            check()
-        except LimbeckError as error:
-            yield f"{path}: {error}"
+    for stage in stages:
+        yield from _stage_faults(f"stages.{stage.get('name', '?')}", stage, aligners)
+
+
+def _stage_faults(at: str, stage: Mapping[str, Any], aligners: Mapping[str, Any]) -> Iterator[str]:
+    from limbeck.data.mixing import MIXUPS
+    from limbeck.objectives import check_name
+
+    if (stage.get("epochs") is None) == (stage.get("steps") is None):
+        yield f"{at}: give either epochs or steps."
+    if (mixup := stage.get("mixup")) is not None:
+        yield from _raised(f"{at}.mixup", _bind, mixup, MIXUPS, "mixup")
+        if stage.get("batch") == 1:
+            yield f"{at}.mixup: the examples of a batch are mixed with each other, and a batch is 1."
+    sides = [f"{name}{side}" for name in aligners for side in ("", ".student", ".teacher")]
+    targets = ["student", "aligners", *sides]
+    for target in _only(list, stage.get("train")):
+        if target not in targets:
+            yield f'{at}.train: there is no "{target}" to train. Allowed: {", ".join(targets)}.'
+    for name, declared in _only(dict, stage.get("objectives")).items():
+        if isinstance(declared, dict):
+            yield from _raised(f"{at}.objectives.{name}", check_name, str(name))
+            yield from _raised(f"{at}.objectives.{name}", _check_term, declared, aligners, mixup is not None)
+
+
+def _raised(path: str, check: Callable[..., object], *given: Any) -> Iterator[str]:
+    """The fault at `path` that a check raises, if it does."""
+    try:
+        check(*given)
+    except LimbeckError as error:
+        yield f"{path}: {error}"
+
+
+def _bind(call: Any, table: Mapping[str, Callable], kind: str) -> None:
+    bind(parse(call), table, kind)
+
+
+def _check_term(declared: Mapping[str, Any], aligners: Mapping[str, Any], mixed: bool) -> None:
+    from limbeck.objectives import build, check_inputs
+
+    check_inputs(build(declared, aligners), mixed)
+
+
+def _only(type_: type[Some], value: Any) -> Some:
+    """A value that has that type, or an empty one: that it has another, pydantic says."""
+    return value if isinstance(value, type_) else type_()
 
 
 def _fault(data: Mapping[str, Any], error: dict[str, Any]) -> str:
@@ -387,7 +322,3 @@ def _without_unset(node: Any) -> Any:
     if isinstance(node, dict):
         return {key: _without_unset(value) for key, value in node.items() if value is not None}
     return [_without_unset(item) for item in node] if isinstance(node, list) else node
-
-
-def _folder(name: str) -> Iterable[Any]:
-    return (resources.files("limbeck") / name).iterdir()

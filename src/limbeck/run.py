@@ -17,16 +17,14 @@ import torch
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
-from limbeck import __version__, efficiency, evaluation
+from limbeck import __version__, evaluation
 from limbeck import recipe as recipes
-from limbeck.data.encoding import Encoded
 from limbeck.data.kinds import KINDS
 from limbeck.data.spec import DataSpec
 from limbeck.distiller import Distiller
 from limbeck.engine.checkpoints import Checkpoint, Checkpoints, State, load_into
 from limbeck.engine.deepspeed import wishes
-from limbeck.engine.held_out import held_out_loss
-from limbeck.engine.loop import Loop, Pace, Scores
+from limbeck.engine.loop import Loop, Pace
 from limbeck.engine.progress import Display, clock
 from limbeck.engine.sharding import check_processes, fill, gathered, shard, shell
 from limbeck.engine.world import open_world
@@ -38,6 +36,7 @@ from limbeck.projector import folded
 from limbeck.report.card import model_card
 from limbeck.report.page import write_report
 from limbeck.report.tables import nothing_learnt
+from limbeck.scoring import score_bodies, score_run, score_stage
 from limbeck.spec import allowing
 from limbeck.teachers import Live, remembering
 
@@ -161,10 +160,7 @@ def _execute(
     if again:
         _check_same(folder, asked, prepared)
         if folder.finished:
-            if folder.checkpoints.exists() and accelerator.is_main_process:
-                _tidy(folder)
-            display.say(f"{folder.path} is finished; its scores are in {folder.scores}.")
-            return Run(folder.path, json.loads(folder.scores.read_text("utf8")))
+            return _finished(folder, accelerator, display)
     for note in (*notes, *prepared.notes):
         display.say(note)
     for index in range(len(prepared.stages)):
@@ -177,11 +173,12 @@ def _execute(
     if track:
         accelerator.init_trackers("limbeck")
     state, earlier = _train(prepared, folder, accelerator, display, pace, again)
-    found = _held_out(prepared, accelerator.device) if KINDS[prepared.task.kind].bare else None
+    scored = score_bodies(prepared, accelerator.device) if KINDS[prepared.task.kind].bare else None
     scores: dict[str, Any] = {}
     if accelerator.is_main_process:
         prepared.student = folded(prepared.student)  # what is scored is what is saved
-        scores = _score(prepared, state, found, accelerator.device, earlier + time.monotonic() - began)
+        total = earlier + time.monotonic() - began
+        scores = score_run(prepared, scored, accelerator.device, total=total, per_stage=state.seconds)
         _leave(prepared, folder, scores)
         display.say(_summary(scores, folder))
         if warning := nothing_learnt(scores):
@@ -192,39 +189,43 @@ def _execute(
     return Run(folder.path, scores)
 
 
+def _finished(folder: RunFolder, accelerator, display: Display) -> Run:
+    """A run that ended before, tidied up if it was killed just then."""
+    if folder.checkpoints.exists() and accelerator.is_main_process:
+        _tidy(folder)
+    display.say(f"{folder.path} is finished; its scores are in {folder.scores}.")
+    return Run(folder.path, json.loads(folder.scores.read_text("utf8")))
+
+
 def _train(
     prepared: Prepared, folder: RunFolder, accelerator, display: Display, pace: Pace, resumed: bool
 ) -> tuple[State, float]:
     """Train every stage; how things stand at the end, and the seconds that earlier tries of a resumed run took."""
     student, light = _place_models(prepared, accelerator, pace.shard)
-    selected = next(iter(prepared.evals.values()), None)
-
-    def score(distiller: Distiller) -> Scores:
-        return {} if selected is None else _scores(prepared, distiller, student, selected)
-
+    selected = next(iter(prepared.evals.values()))
     loop = Loop(
-        accelerator,
-        folder,
-        display,
-        prepared.train,
-        prepared.longest,
-        prepared.request.seed,
-        pace,
-        score,
-        _kept(prepared, student),
+        accelerator=accelerator,
+        folder=folder,
+        display=display,
+        data=prepared.train,
+        longest=prepared.longest,
+        seed=prepared.request.seed,
+        pace=pace,
+        evaluate=lambda distiller: score_stage(prepared, distiller, student, selected),
+        modules=_kept(prepared, student),
         lower=evaluation.lower_is_better(prepared.task),
     )
     checkpoint = loop.checkpoints.newest()
     state = checkpoint.state if checkpoint else State(seconds=[0.0] * len(prepared.stages))
     earlier = sum(state.seconds)
     folder.cut_log(state.logged)
-    if not checkpoint and resumed:
-        display.say("there is no checkpoint yet: starts at the beginning")
     if checkpoint:
         checkpoint.load(_between(prepared, loop, state))
         display.say(f"goes on at stage {min(state.stage + 1, len(prepared.stages))}, step {state.step}")
         if state.stage == len(prepared.stages):
             prepared.distillers[-1].finish()
+    elif resumed:
+        display.say("there is no checkpoint yet: starts at the beginning")
     while state.stage < len(prepared.stages):
         if light is not None and "teacher" in loop.modules:
             load_into(light, loop.modules["teacher"].state_dict())
@@ -299,79 +300,6 @@ def _train_stage(prepared: Prepared, loop: Loop, state: State, resumed: Checkpoi
         distiller.teacher = live  # the memory of a cache goes with its stage
 
 
-def _scores(prepared: Prepared, distiller: Distiller, model: PreTrainedModel, data: Encoded) -> Scores:
-    """The scores of a model, if there are any; of one that predicts nothing, the loss of its stage."""
-    if KINDS[prepared.task.kind].bare:
-        batch = prepared.stages[distiller.stage].batch
-        return {"loss": held_out_loss(distiller, data, batch=batch, longest=prepared.longest)}
-    return {} if data.right is None else evaluation.evaluate(model, data, prepared.task)
-
-
-def _held_out(prepared: Prepared, device: torch.device) -> dict[str, dict[str, Scores]]:
-    """What a student that predicts nothing scores, by evaluation set. Every process calls this: the loss may need all
-    of them, of models cut over processes and of terms that look at the whole batch."""
-    last = prepared.distillers[-1].to(device)
-    return {
-        place: {"student": _scores(prepared, last, prepared.student, data)} for place, data in prepared.evals.items()
-    }
-
-
-def _score(
-    prepared: Prepared,
-    state: State,
-    found: dict[str, dict[str, Scores]] | None,
-    device: torch.device,
-    seconds: float,
-) -> dict[str, Any]:
-    """What scores.json says. `found` are the scores by evaluation set and model, where they are known already."""
-    asked, task = prepared.request, prepared.task
-    names = list(prepared.evals)
-    models = {"teacher": prepared.teacher, "student": prepared.student}
-    present = {name: model.to(device) for name, model in models.items() if model is not None}  # type: ignore[arg-type]
-    scored = found or {
-        place: {who: evaluation.evaluate(model, data, task) for who, model in present.items()}
-        for place, data in prepared.evals.items()
-        if data.right is not None
-    }
-    split = "test" if "test" in scored else (names or [None])[0]
-    here = scored.get(split, {}) if split else {}
-    metric = task.metrics[0] if task.metrics else None  # files without labels
-    teacher, student = (here.get(who, {}).get(metric or "") for who in ("teacher", "student"))
-    floor = evaluation.best_single_answer(task, prepared.evals[split].right) if split and student is not None else None
-    batch = efficiency.typical_batch(prepared.train)
-    return {
-        "task": task.name,
-        "metric": metric,
-        "teacher": teacher,
-        "student": student,
-        "retention": None
-        if student is None
-        else evaluation.retention(student, teacher, lower=evaluation.lower_is_better(task)),
-        "single_answer": floor,
-        "lower": list(KINDS[task.kind].lower),
-        "metrics": {who: here.get(who, {}) for who in models},
-        "splits": {place: found for place, found in scored.items() if place != split},
-        "split": split,
-        "selected_on": names[0]
-        if scored.get(names[0]) and prepared.keeps(len(prepared.stages) - 1) == "best"
-        else None,
-        "params": {who: efficiency.parameters(model) if model is not None else None for who, model in models.items()},
-        "latency_ms": {
-            **efficiency.latency(present, dict.fromkeys(present, batch)),
-            "batch": len(batch["input_ids"]),
-            "length": batch["input_ids"].shape[1],
-            "device": device.type,
-        },
-        "ood": {},
-        "seed": asked.seed,
-        "recipe": asked.recipe.name,
-        "seconds": {
-            "total": round(seconds, 2),
-            "per_stage": {s.name: round(spent, 2) for s, spent in zip(prepared.stages, state.seconds)},
-        },
-    }
-
-
 def _begin(folder: RunFolder, asked: Request, prepared: Prepared) -> None:
     """Write what a run begins with; request.json first, since it says that the folder is a run's."""
     folder.path.mkdir(parents=True, exist_ok=True)
@@ -393,26 +321,26 @@ def _leave(prepared: Prepared, folder: RunFolder, scores: dict[str, Any]) -> Non
         with quiet():
             prepared.student.save_pretrained(place)
             prepared.tokenizer.save_pretrained(place)
-        name = prepared.request.recipe.name
-        base = prepared.request.teacher or prepared.request.student
-        hub = base if base and not Path(base).exists() else None
-        own_code = prepared.student.is_remote_code()
-        card = model_card(
-            prepared.request.recipe.plain(),
-            scores,
-            citations(name),
-            kind=KINDS[prepared.task.kind],
-            base_model=hub,
-            pairs=prepared.pairs,
-            own_code=own_code,
-        )
-        (place / "README.md").write_text(card, encoding="utf8")
+        (place / "README.md").write_text(_card(prepared, scores), encoding="utf8")
 
     write_folder(folder.student, save_student)
     if beside := _beside(prepared.distillers[-1]):
         write_file(folder.aligners, lambda place: save_file(gathered(beside), place))
     write_json(folder.scores, scores)
     _tidy(folder)
+
+
+def _card(prepared: Prepared, scores: dict[str, Any]) -> str:
+    recipe, base = prepared.request.recipe, prepared.request.teacher or prepared.request.student
+    return model_card(
+        recipe.plain(),
+        scores,
+        citations(recipe.name),
+        kind=KINDS[prepared.task.kind],
+        base_model=base if base and not Path(base).exists() else None,
+        pairs=prepared.pairs,
+        own_code=prepared.student.is_remote_code(),
+    )
 
 
 def _beside(distiller: Distiller) -> dict[str, torch.Tensor]:

@@ -286,6 +286,7 @@ def test_evaluation_agrees_with_the_run(chain):
     assert [teacher["parameters"], student["parameters"]] == [scores["params"][who] for who in ("teacher", "student")]
     assert teacher["agreement"]["dev"] == 100
     assert teacher["speedup"] == 1
+    assert student["speedup"] == teacher["latency_ms"] / student["latency_ms"]
     answers = [json.loads(line) for line in (place / "answers.jsonl").read_text("utf8").splitlines()]
     assert len(answers) == 2 * 32
     labels = [line.rpartition(",")[2] for line in Path(toy.data(96)["eval"]).read_text("utf8").splitlines()[1:]]

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from limbeck.data.alignment import align
 from limbeck.data.corpus import Split
 from limbeck.data.kinds import KINDS, find_kind, of
+from limbeck.data.label_order import align
 from limbeck.data.loading import load
 from limbeck.data.spec import DataSpec
 from limbeck.errors import LimbeckError

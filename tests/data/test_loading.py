@@ -201,6 +201,27 @@ def test_any_dataset_of_the_hub_has_its_own_label_names(tmp_path, monkeypatch):
     assert list(corpus.evals) == ["dev"]  # held out; the test set has no labels
 
 
+@pytest.mark.parametrize(
+    ("kind", "columns", "metric"),
+    [
+        ("tagging", {"tokens": [["a", "fox"], ["b"]], "ner_tags": [[0, 1], [0]]}, "f1"),
+        ("multi-label", {"text": ["a fox", "b"], "labels": [[0, 1], []]}, "micro_f1"),
+    ],
+)
+def test_lists_of_labels_of_the_hub_have_names_too(tmp_path, monkeypatch, kind, columns, metric):
+    from datasets import ClassLabel, Dataset, Features, List, Value
+
+    text, label = columns
+    texts = List(Value("string")) if kind == "tagging" else Value("string")
+    features = Features({text: texts, label: List(ClassLabel(names=["O", "B-animal"]))})
+    for split in ("train", "validation"):
+        Dataset.from_dict(columns, features=features).to_parquet(tmp_path / f"{split}.parquet")
+    _load_local(monkeypatch, tmp_path)
+    corpus = load(DataSpec(data="someone/animals"))
+    assert (corpus.task.kind, corpus.task.labels, corpus.task.metrics[0]) == (kind, ("O", "B-animal"), metric)
+    assert corpus.train.labels[0].tolist() == ([0, 1] if kind == "tagging" else [1, 1])
+
+
 def test_an_unreachable_hub_is_told(monkeypatch):
     import datasets
 
@@ -213,7 +234,7 @@ def test_an_unreachable_hub_is_told(monkeypatch):
 
 
 def test_a_path_that_is_no_id_does_not_reach_for_the_hub():
-    with pytest.raises(LimbeckError, match=r"There is no folder \./glue/"):
+    with pytest.raises(LimbeckError, match=r"there is no folder \./glue/"):
         load(DataSpec(task="rte", data="./glue/"))
 
 
@@ -316,7 +337,7 @@ def test_label_names_must_be_two_or_more(write, labels):
 
 def test_one_class_is_nothing_to_learn(write):
     write("a.csv", csv_of([("a", "yes"), ("b", "yes")]))
-    with pytest.raises(LimbeckError, match=r'Every example of a\.csv has the label "yes"'):
+    with pytest.raises(LimbeckError, match=r'every example of a\.csv has the label "yes"'):
         load(DataSpec(train="a.csv", eval="a.csv"))
 
 
@@ -389,7 +410,7 @@ def test_a_glue_task_with_files(write):
 def test_unlabelled_files(write):
     write("train.jsonl", [{"text": "a"}, {"text": "b"}])
     write("dev.csv", csv_of([("a", "yes"), ("b", "no")]))
-    with pytest.raises(LimbeckError, match=r"No column of train\.jsonl looks like a label"):
+    with pytest.raises(LimbeckError, match=r"no column of train\.jsonl looks like a label"):
         load(DataSpec(train="train.jsonl", eval="dev.csv"))
     corpus = load(DataSpec(train="train.jsonl", eval="dev.csv"), labelled=False)
     assert corpus.train.labels is None
@@ -427,7 +448,7 @@ def test_parquet_files(tmp_path):
         (DataSpec(), "nothing to train on"),
         (DataSpec(task="rte"), "--task rte is given without its data"),
         (DataSpec(task="ret", data="x"), 'Did you mean "rte"'),
-        (DataSpec(data="x", train="a.csv"), "Both --data x and files"),
+        (DataSpec(data="x", train="a.csv"), "both --data x and files"),
         (DataSpec(data="a.csv"), "--data a.csv is a file.*--train a.csv"),
         (DataSpec(data="."), "holds no train file"),
         (DataSpec(task="stsb", train="a.csv", labels=("a", "b")), "stsb predicts a score"),

@@ -161,7 +161,7 @@ def test_faults_of_texts(tmp_path, name, content, fault):
 
 
 def test_no_files_are_a_fault(tmp_path):
-    with pytest.raises(LimbeckError, match="There is no text in"):
+    with pytest.raises(LimbeckError, match="there is no text in"):
         find_files(str(tmp_path / "*.txt"))
     with pytest.raises(LimbeckError, match="too few to hold some out"):
         encode(RunningText("train", (text_file(tmp_path),), "text", False), TOKENIZER, (), 512, Kind())
@@ -205,7 +205,7 @@ def test_files_of_the_hub(tmp_path, monkeypatch):
     assert find_files("hf://datasets/someone/wiki/de/") == (other,)
     assert find_files("hf://datasets/someone/wiki/de/train-0.txt") == (other,)
     assert asked == [["en/train-0.txt", "en/train-1.txt"], ["de/train-0.txt"], ["de/train-0.txt"]]  # and no more
-    with pytest.raises(LimbeckError, match="There is no text in"):
+    with pytest.raises(LimbeckError, match="there is no text in"):
         find_files("hf://datasets/someone/wiki/fr")
     with pytest.raises(LimbeckError, match=r"gave no files hf://datasets/someone/else/en: .*Check the spelling"):
         find_files("hf://datasets/someone/else/en")

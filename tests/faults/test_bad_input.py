@@ -284,6 +284,7 @@ def test_paths_and_lists_of_python(tmp_path):
     data = {name: Path(file) for name, file in toy.data().items()}
     spec = DataSpec.named(**data, labels=["hen", "fox"])
     assert spec == DataSpec(**toy.data(), labels=("hen", "fox"))
+    assert DataSpec.named(labels="hen, fox") == DataSpec(labels=("hen", "fox"))  # as on the command line
 
 
 def test_folder_of_another_run(limbeck, tmp_path):

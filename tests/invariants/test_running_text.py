@@ -8,8 +8,7 @@ import torch
 from transformers import AutoModel, AutoModelForMaskedLM
 
 import limbeck
-from limbeck import LimbeckError
-from limbeck import run as run_module
+from limbeck import LimbeckError, scoring
 from limbeck.compare import compare
 from limbeck.data.spec import DataSpec
 from limbeck.distiller import Distiller
@@ -109,7 +108,7 @@ def test_the_lowest_loss_on_text_held_out_is_kept(tmp_path, monkeypatch):
         seen.append({name: weight.clone() for name, weight in distiller.student.state_dict().items()})
         return next(found)
 
-    monkeypatch.setattr(run_module, "held_out_loss", told)
+    monkeypatch.setattr(scoring, "held_out_loss", told)
     run = distill("hid-seq", tmp_path / "run", steps=None, set=("stages.*.epochs=3", "init=[layers(uniform)]"))
     saved = toy.weights(run.folder)
     assert all(torch.equal(saved[name], seen[1][name]) for name in saved)

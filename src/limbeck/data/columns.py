@@ -148,7 +148,7 @@ def _guess_texts(table: Table, pair: str | None, label: str | None) -> tuple[str
     if len(prose) == 1:
         return prose[0], pair
     raise LimbeckError(
-        f"It is not clear which column of {table.origin} holds the text; its columns are {_listed(table)}. "
+        f"it is not clear which column of {table.origin} holds the text; its columns are {_listed(table)}. "
         "Name it with --text COLUMN, and for pairs the second text with --text-pair COLUMN."
     )
 

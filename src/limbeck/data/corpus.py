@@ -22,6 +22,12 @@ class Split:
     def __len__(self) -> int:
         return len(self.text)
 
+    @property
+    def joined(self) -> list[str]:
+        """Both texts of every example as one, by which equal examples are known."""
+        pairs = self.text_pair or [""] * len(self)
+        return [f"{text}\t{pair}" for text, pair in zip(self.text, pairs, strict=True)]
+
     def at(self, places: np.ndarray) -> "Split":
         """The examples at these places."""
         return Split(

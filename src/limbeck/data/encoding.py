@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -123,38 +123,47 @@ def encode(
     if isinstance(split, RunningText):
         return _packed(split, tokenizer, max_length, kind)
     wanted = set(columns)
-    flat: dict[str, list[np.ndarray]] = {}
-    lengths: dict[str, list[int]] = {"input_ids": [], "labels": []}
-    for start in range(0, len(split), _CHUNK):
-        part = slice(start, start + _CHUNK)
-        tokens = kind.tokens(
+    whole, offsets = _end_to_end(
+        kind.tokens(
             tokenizer,
-            split.at(np.arange(len(split))[part]),
+            split.at(np.arange(start, min(start + _CHUNK, len(split)))),
             max_length=max_length,
             stride=stride,
             padding=False,
             return_attention_mask=False,
             return_token_type_ids="token_type_ids" in wanted,
         )
-        for name in lengths:
-            lengths[name].extend(len(row) for row in tokens.get(name, ()))
-        for name, rows in tokens.items():
-            flat.setdefault(name, []).append(np.fromiter(chain.from_iterable(rows), dtype=np.int32))
-    pads: dict[str, Any] = {"token_type_ids": tokenizer.pad_token_type_id, "labels": IGNORE}
-    whole = {name: np.concatenate(parts) for name, parts in flat.items()}
-    offsets, ends = (np.cumsum([0, *lengths[name]], dtype=np.int64) for name in lengths)
-    labels, gold = kind.right(split, whole, offsets)
-    written = {"labels": whole.pop("labels")} if kind.writes else {}
+        for start in range(0, len(split), _CHUNK)
+    )
+    labels, gold = kind.right(split, whole, offsets["input_ids"])
+    targets = None
+    if kind.writes:
+        targets = Encoded({"labels": whole.pop("labels")}, offsets["labels"], None, {"labels": IGNORE})
     kept = {name: column for name, column in whole.items() if name in ("input_ids", "labels") or name in wanted}
+    pads: dict[str, Any] = {"token_type_ids": tokenizer.pad_token_type_id, "labels": IGNORE}
     return Encoded(
         columns=kept,
-        offsets=offsets,
+        offsets=offsets["input_ids"],
         labels=labels,
         pads={name: pads.get(name, _padding(tokenizer)) for name in kept},
         gold=gold,
-        targets=Encoded(written, ends, None, {"labels": IGNORE}) if kind.writes else None,
+        targets=targets,
         tokenizer=tokenizer if kind.writes else None,
     )
+
+
+def _end_to_end(
+    parts: Iterable[Mapping[str, list[list[int]]]],
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """The columns of all parts, each as one array, and where its rows begin and end."""
+    flat: dict[str, list[np.ndarray]] = {}
+    lengths: dict[str, list[int]] = {"input_ids": []}
+    for tokens in parts:
+        for name, rows in tokens.items():
+            flat.setdefault(name, []).append(np.fromiter(chain.from_iterable(rows), dtype=np.int32))
+            lengths.setdefault(name, []).extend(len(row) for row in rows)
+    whole = {name: np.concatenate(arrays) for name, arrays in flat.items()}
+    return whole, {name: np.cumsum([0, *sizes], dtype=np.int64) for name, sizes in lengths.items()}
 
 
 def _packed(text: RunningText, tokenizer: PreTrainedTokenizerBase, max_length: int, kind: Kind) -> Encoded:
@@ -193,12 +202,12 @@ def _padding(tokenizer: PreTrainedTokenizerBase) -> int:
 def _check(tokenizer: PreTrainedTokenizerBase, max_length: int, kind: Kind) -> None:
     if tokenizer.pad_token_id is None and not kind.vocabulary:
         raise LimbeckError(
-            f"The tokenizer of {tokenizer.name_or_path or 'this model'} has no padding token, so texts cannot be "
+            f"the tokenizer of {tokenizer.name_or_path or 'this model'} has no padding token, so texts cannot be "
             "batched. Give it one and save it beside the model: tokenizer.pad_token = tokenizer.eos_token; "
             "tokenizer.save_pretrained(FOLDER)."
         )
     if max_length > tokenizer.model_max_length:
         raise LimbeckError(
-            f"A maximum length of {max_length} tokens is asked for, but {tokenizer.name_or_path or 'the model'} takes "
+            f"a maximum length of {max_length} tokens is asked for, but {tokenizer.name_or_path or 'the model'} takes "
             f"at most {tokenizer.model_max_length}. Set max_length to {tokenizer.model_max_length} or less."
         )

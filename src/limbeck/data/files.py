@@ -51,7 +51,7 @@ def _check_exists(path: Path) -> None:
     if not path.exists():
         beside = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
         raise LimbeckError(
-            f"There is no file {path}.{did_you_mean(path.name, beside)} Check the path and type it again."
+            f"there is no file {path}.{did_you_mean(path.name, beside)} Check the path and type it again."
         )
 
 

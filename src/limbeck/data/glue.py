@@ -45,7 +45,7 @@ def _find(home: Path, stems: tuple[str, ...] | list[str]) -> Path:
     if path is None:
         there = ", ".join(sorted(sub.name for sub in home.iterdir())[:12]) or "nothing"
         raise LimbeckError(
-            f"There is no {stems[0]}.tsv (nor .jsonl, .csv or .parquet) in {home}, which holds {there}. Give --data "
+            f"there is no {stems[0]}.tsv (nor .jsonl, .csv or .parquet) in {home}, which holds {there}. Give --data "
             "the folder of the GLUE download or of the task, or name the files with --train FILE --eval FILE."
         )
     return path

@@ -1,6 +1,7 @@
 """How a dataset of the Hugging Face hub becomes tables, or files of running text."""
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from limbeck.data.columns import Table
@@ -37,7 +38,7 @@ def read_dataset(name: str, task: Task | None, *, train: bool) -> dict[str, Tabl
                 tables[ours] = table
         elif task is not None or ours == "train":
             raise LimbeckError(
-                f"The dataset {name} has no split {theirs[0]}; it has {', '.join(splits)}. Name another dataset with "
+                f"the dataset {name} has no split {theirs[0]}; it has {', '.join(splits)}. Name another dataset with "
                 "--data, or files with --train FILE --eval FILE."
             )
     return tables
@@ -58,7 +59,7 @@ def fetch_files(url: str) -> str:
         folder = snapshot_download(dataset, repo_type="dataset", allow_patterns=[path, f"{path}/*"])
     except Exception as error:
         raise LimbeckError(
-            f"The Hugging Face hub gave no files {url}: {_reason(error)} Check the spelling and the network, or give "
+            f"the Hugging Face hub gave no files {url}: {_reason(error)} Check the spelling and the network, or give "
             "files of this machine."
         ) from error
     return f"{folder}/{path}"
@@ -72,7 +73,7 @@ def _download(name: str, config: str | None) -> Any:
     except Exception as error:
         configured = f" with the configuration {config}" if config else ""
         raise LimbeckError(
-            f"There is no folder {name} here, and the Hugging Face hub gave no dataset {name}{configured}: "
+            f"there is no folder {name} here, and the Hugging Face hub gave no dataset {name}{configured}: "
             f"{_reason(error)} Check the spelling and the network, or give files with --train FILE --eval FILE."
         ) from error
 
@@ -90,9 +91,16 @@ def _table(origin: str, split: Any) -> Table:
     columns = {column: list(split[column]) for column in split.column_names}
     classes = {}
     for column, feature in split.features.items():
-        names = getattr(feature, "names", None)
+        # A list of labels, as of tags, has the names one level down.
+        names = getattr(getattr(feature, "feature", feature), "names", None)
         if names:
             classes[column] = tuple(names)
-            # -1 is how the hub writes "no label".
-            columns[column] = [names[value] if value is not None and value >= 0 else None for value in columns[column]]
+            columns[column] = [_spelled(value, names) for value in columns[column]]
     return Table(origin, columns, classes)
+
+
+def _spelled(value: Any, names: Sequence[str]) -> Any:
+    """A label by its name, or a list of them; -1 is how the hub writes "no label"."""
+    if isinstance(value, list):
+        return [_spelled(one, names) for one in value]
+    return names[value] if value is not None and value >= 0 else None

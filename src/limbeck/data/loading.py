@@ -18,8 +18,6 @@ from limbeck.data.spec import DataSpec
 from limbeck.data.tasks import Task, find_task
 from limbeck.errors import LimbeckError
 
-__all__ = ["Corpus", "Split", "load", "load_inputs"]
-
 
 def load(spec: DataSpec, *, train: bool = True, labelled: bool = True) -> Corpus:
     """Read the data a user named.
@@ -50,16 +48,12 @@ def load(spec: DataSpec, *, train: bool = True, labelled: bool = True) -> Corpus
 
 def _seen(trained: Split, evals: dict[str, Split]) -> list[str]:
     """A line for every split of which 2 % or more is trained on; of CoLA's it is 1.5 %, and nobody's mistake."""
-    known, lines = {*_texts(trained)}, []
+    known, lines = {*trained.joined}, []
     for name, split in evals.items():
-        seen = sum(text in known for text in _texts(split))
+        seen = sum(text in known for text in split.joined)
         if seen >= 0.02 * len(split):
             lines.append(f"{name}: {seen} of its {len(split)} texts are trained on too, so that its scores flatter")
     return lines
-
-
-def _texts(split: Split) -> list[str]:
-    return [f"{text}\t{pair}" for text, pair in zip(split.text, split.text_pair or [""] * len(split), strict=True)]
 
 
 def _running(spec: DataSpec, kind: Kind, train: bool) -> Corpus:
@@ -129,7 +123,7 @@ def _tables(spec: DataSpec, task: Task | None, train: bool) -> dict[str, Table]:
     files = {split: Path(path) for split, path in files.items() if path is not None}
     if files and spec.data is not None:
         raise LimbeckError(
-            f"Both --data {spec.data} and files of your own ({', '.join(map(str, files.values()))}) are given. Give "
+            f"both --data {spec.data} and files of your own ({', '.join(map(str, files.values()))}) are given. Give "
             "one: --data FOLDER_OR_ID, or --train FILE --eval FILE."
         )
     if spec.data is not None:
@@ -154,7 +148,7 @@ def _tables(spec: DataSpec, task: Task | None, train: bool) -> dict[str, Table]:
 
 def _from_hub(name: str, task: Task | None, train: bool) -> dict[str, Table]:
     if not is_id(name):
-        raise LimbeckError(f"There is no folder {name}. Check the path, or give a dataset id such as nyu-mll/glue.")
+        raise LimbeckError(f"there is no folder {name}. Check the path, or give a dataset id such as nyu-mll/glue.")
     return read_dataset(name, task, train=train)
 
 
@@ -170,8 +164,8 @@ def _nothing_to_read(spec: DataSpec, train: bool) -> str:
             "or --train FILE --eval FILE."
         )
     if train:
-        return "There is nothing to train on. Give --task NAME --data FOLDER_OR_ID, or --train FILE [--eval FILE]."
-    return "There is nothing to evaluate on. Give --task NAME --data FOLDER_OR_ID, or --eval FILE."
+        return "there is nothing to train on. Give --task NAME --data FOLDER_OR_ID, or --train FILE [--eval FILE]."
+    return "there is nothing to evaluate on. Give --task NAME --data FOLDER_OR_ID, or --eval FILE."
 
 
 def _kind(spec: DataSpec, task: Task | None, tables: dict[str, Table]) -> Kind | None:
@@ -198,7 +192,7 @@ def _rows(
             columns = columns._replace(label=None)
         elif columns.label is None and labelled:
             raise LimbeckError(
-                f"No column of {table.origin} looks like a label; its columns are {', '.join(table.columns)}. Name "
+                f"no column of {table.origin} looks like a label; its columns are {', '.join(table.columns)}. Name "
                 "it with --label COLUMN."
             )
         if pairs is not None and pairs != (columns.text_pair is not None):
@@ -278,7 +272,7 @@ def _hold_out(split: Split, kind: Kind) -> tuple[Split, Split]:
     distinct = np.unique(hashes)
     if len(distinct) < 2:
         raise LimbeckError(
-            "The train file has too few different texts to hold some out. Give an eval file with --eval FILE."
+            "the train file has too few different texts to hold some out. Give an eval file with --eval FILE."
         )
     held = hashes < distinct[max(1, len(distinct) // 10)]
     return split.at(np.flatnonzero(~held)), replace(split.at(np.flatnonzero(held)), name="dev")
@@ -290,7 +284,7 @@ def _check_classes(train: Split, task: Task, origin: str) -> None:
     present = np.unique(train.labels)
     if len(present) < 2:
         raise LimbeckError(
-            f'Every example of {origin} has the label "{task.labels[present[0]]}": there is nothing to learn. Give a '
+            f'every example of {origin} has the label "{task.labels[present[0]]}": there is nothing to learn. Give a '
             "train file with at least two labels, or name another column with --label."
         )
 

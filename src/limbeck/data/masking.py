@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
+from limbeck.data.draws import key_for, noise
 from limbeck.data.kinds import IGNORE
-from limbeck.data.noise import key_for, noise
 from limbeck.errors import LimbeckError
 
 SHARE, MASKED, OTHER = 0.15, 0.8, 0.1
@@ -33,7 +33,7 @@ class Masking(nn.Module):
         super().__init__()
         if tokenizer.mask_token_id is None:
             raise LimbeckError(
-                f"The tokenizer of {tokenizer.name_or_path or 'this model'} has no mask token, so no word can be "
+                f"the tokenizer of {tokenizer.name_or_path or 'this model'} has no mask token, so no word can be "
                 "hidden. Give a model that was trained to find hidden words, such as BERT, or --kind causal-lm."
             )
         self.mask: Any = tokenizer.mask_token_id

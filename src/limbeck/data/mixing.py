@@ -13,11 +13,9 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from limbeck.data.draws import MIXUP
 from limbeck.errors import LimbeckError
 from limbeck.spec import Call, bind, parse
-
-# Sets MixUp's draws apart from others made from the same seed, stage and step.
-_TAG = 2
 
 
 def beta(
@@ -57,7 +55,7 @@ class Mixup(nn.Module):
 
     def at(self, seed: int, stage: int, step: int) -> None:
         """Draw for a step; a function of these three alone."""
-        share, keys = self.draw(np.random.default_rng([seed, stage, step, _TAG]), len(self.keys))
+        share, keys = self.draw(np.random.default_rng([seed, stage, step, MIXUP]), len(self.keys))
         self.share.fill_(share)
         self.keys.copy_(torch.from_numpy(keys), non_blocking=True)
 

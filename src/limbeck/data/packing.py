@@ -60,7 +60,7 @@ def find_files(name: str) -> tuple[Path, ...]:
         found = sorted(path for path in inside if path.suffix.lower() in SUFFIXES and path.is_file())
     if not found:
         raise LimbeckError(
-            f"There is no text in {name}. Give a file, a folder or a pattern; read are {', '.join(SUFFIXES)}. Files of "
+            f"there is no text in {name}. Give a file, a folder or a pattern; read are {', '.join(SUFFIXES)}. Files of "
             "a dataset of the hub are named hf://datasets/OWNER/NAME/PATH."
         )
     return tuple(found)
@@ -105,7 +105,7 @@ def _write(
         if len(rest):
             _frame_blocks(rest[None], frame).tofile(out)
         if not out.tell():
-            raise LimbeckError(f"There is no text in {', '.join(map(str, files))}: every line is blank.")
+            raise LimbeckError(f"there is no text in {', '.join(map(str, files))}: every line is blank.")
 
 
 def _tokens(pieces: list[Piece], tokenizer: PreTrainedTokenizerBase, between: list[int]) -> Iterator[np.ndarray]:

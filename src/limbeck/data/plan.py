@@ -4,15 +4,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from limbeck.data.draws import PLAN
+
 # Few distinct lengths mean few distinct shapes, each captured and compiled once: powers of two, and halfway between.
 BUCKETS = (16, *(part * 2**power for power in range(4, 16) for part in (2, 3)), 2**17)
 
 FILL = -1
 
 Length = int | tuple[int, ...]  # of all rows of a batch; of its texts and of its targets, where it has targets
-
-# Sets the plan's draws apart from others made from the same seed, stage and epoch.
-_TAG = 1
 
 
 class PlannedBatch(NamedTuple):
@@ -56,7 +55,7 @@ def plan(
     longest of their window every time.
     """
     lengths = np.asarray(lengths)
-    rng = np.random.default_rng([seed, stage, epoch, _TAG])
+    rng = np.random.default_rng([seed, stage, epoch, PLAN])
     order = rng.permutation(len(lengths))
     full, rest = np.split(order, [len(order) - len(order) % batch])
     windows = np.arange(len(full)) // (batch * window)

@@ -5,12 +5,10 @@ from dataclasses import replace
 import numpy as np
 
 from limbeck.data.corpus import Corpus, Split
+from limbeck.data.draws import FEW, LABEL_NOISE
 from limbeck.data.spec import DataSpec
 from limbeck.data.tasks import Task
 from limbeck.errors import LimbeckError
-
-# Sets these draws apart from others made from the same seed.
-_NOISE, _FEW = 3, 4
 
 
 def scarce(corpus: Corpus, spec: DataSpec, seed: int) -> Corpus:
@@ -40,7 +38,7 @@ def flip_labels(train: Split, task: Task, rate: float) -> tuple[Split, str]:
         )
     if train.labels is None:
         raise LimbeckError("--label-noise flips labels, and the train file has none. Name them with --label COLUMN.")
-    rng, count = np.random.default_rng(_NOISE), len(task.labels)
+    rng, count = np.random.default_rng(LABEL_NOISE), len(task.labels)
     flipped = rng.random(len(train)) < rate
     other = (train.labels + rng.integers(1, count, len(train))) % count
     said = f"train: {int(flipped.sum())} of {len(train)} labels flipped"
@@ -53,5 +51,5 @@ def take_few(train: Split, count: int, seed: int) -> tuple[Split, str]:
         raise LimbeckError(f"--few {count} must be 1 or more.")
     if count >= len(train):
         return train, f"train: all {len(train)} examples, since --few {count} is not less"
-    places = np.random.default_rng([seed, _FEW]).permutation(len(train))[:count]
+    places = np.random.default_rng([seed, FEW]).permutation(len(train))[:count]
     return train.at(np.sort(places)), f"train: {count} of {len(train)} examples taken, by the seed"

@@ -37,7 +37,7 @@ class DataSpec:
 
     @classmethod
     def named(cls, **options: Any) -> "DataSpec":
-        """What a caller of Python named: paths may be `Path`s, and labels a list."""
+        """What a user named: paths may be `Path`s, and labels a list, or a text with commas between them."""
         known = [field.name for field in fields(cls)]
         for name in options:
             if name in ("epochs", "lr", "batch"):
@@ -49,8 +49,10 @@ class DataSpec:
         plain: dict[str, Any] = {
             name: str(value) if isinstance(value, Path) else value for name, value in options.items()
         }
-        if plain.get("labels") is not None:
-            plain["labels"] = tuple(plain["labels"])
+        if isinstance(labels := plain.get("labels"), str):
+            plain["labels"] = tuple(name.strip() for name in labels.split(","))
+        elif labels is not None:
+            plain["labels"] = tuple(labels)
         return cls(**plain)
 
     @property

@@ -136,7 +136,7 @@ def find_task(name: str) -> Task:
     task = GLUE.get(plain(name))
     if task is None:
         raise LimbeckError(
-            f'There is no task "{name}"; the tasks are {", ".join(GLUE)}.{did_you_mean(plain(name), GLUE)} '
+            f'there is no task "{name}"; the tasks are {", ".join(GLUE)}.{did_you_mean(plain(name), GLUE)} '
             "For data of your own leave --task out and give --train FILE --eval FILE."
         )
     return task

@@ -47,7 +47,7 @@ def frame_of(tokenizer: Any) -> Frame:
     """The frame, read off a pair of one-letter texts."""
     if not tokenizer.is_fast:
         raise LimbeckError(
-            "Question answering needs a tokenizer that says where its tokens stand in the text, and this one does not. "
+            "question answering needs a tokenizer that says where its tokens stand in the text, and this one does not. "
             "Give a model with a fast tokenizer (tokenizer.json)."
         )
     pair = tokenizer("a", "a", return_token_type_ids=True)

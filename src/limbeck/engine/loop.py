@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 
 from limbeck.data.encoding import Encoded
-from limbeck.data.plan import FILL, Length, PlannedBatch, padding_share, plan, share, steps_per_epoch
+from limbeck.data.plan import FILL, PlannedBatch, padding_share, plan, share, steps_per_epoch
 from limbeck.distiller import Distiller
 from limbeck.engine.checkpoints import Checkpoint, Checkpoints, State
 from limbeck.engine.compiled import PAYS_FROM
@@ -50,16 +50,18 @@ class Pace:
             raise LimbeckError(f'--compile "{self.compile}" is not one of off, auto, on.')
         if self.recompute and self.compile == "on":
             raise LimbeckError("--recompute and --compile on exclude each other: blocks are one or the other.")
-        if self.cache in ("off", "auto"):
-            return
-        place = Path(self.cache)
-        above = next(p for p in (place, *place.absolute().parents) if p.exists())
-        meant = "" if place.exists() or len(place.parts) > 1 else did_you_mean(self.cache, ("off", "auto"))
-        if meant or not self.cache or not above.is_dir():
-            raise LimbeckError(
-                f'--cache "{self.cache}" is not off, not auto and no folder.{meant} A new folder is ./{self.cache}.'
-            )
-        check_place(place, "--cache")
+        if self.cache not in ("off", "auto"):
+            _check_cache(self.cache)
+
+
+def _check_cache(name: str) -> None:
+    """Raise where the teacher's answers cannot be kept in a folder of that name, or it is a misspelt choice."""
+    place = Path(name)
+    above = next(p for p in (place, *place.absolute().parents) if p.exists())
+    meant = "" if place.exists() or len(place.parts) > 1 else did_you_mean(name, ("off", "auto"))
+    if meant or not name or not above.is_dir():
+        raise LimbeckError(f'--cache "{name}" is not off, not auto and no folder.{meant} A new folder is ./{name}.')
+    check_place(place, "--cache")
 
 
 @dataclass
@@ -84,54 +86,30 @@ class Loop:
 
     def run(self, distiller: Distiller, stage: Stage, state: State, keep: str, resumed: Checkpoint | None) -> None:
         """Train a stage from where `state` stands to its end, leaving the student it keeps."""
-        epoch_steps = steps_per_epoch(len(self.data), stage.batch)
-        distiller.steps = steps = total_steps(stage, len(self.data))
+        distiller.steps = total_steps(stage, len(self.data))
+        step = self._prepared(distiller, stage)
         modules = {**self.modules, "objectives": distiller.objectives}
-        distiller.to(self.accelerator.device).train()
-        step = Step(
-            distiller,
-            stage,
-            self.accelerator,
-            self.data.on(self.accelerator.device),
-            eager=self.pace.eager,
-            compiled=self._compiles(steps * stage.batch),
-            recomputed=self.pace.recompute,
-            say=self.display.say,
-        )
         if resumed:
             resumed.load(modules)
             step.resume(resumed)
-        began = saved = time.monotonic()
         state.seconds += [0.0] * (state.stage + 1 - len(state.seconds))
-        spent_before = state.seconds[state.stage]
+        began = time.monotonic() - state.seconds[state.stage]  # as if what was done before had come just before
+        saved = time.monotonic()
         self._tell_shapes(stage, state.stage)
-        self.display.start(stage.name, steps, state.step)
-        stop = Stop()
-
-        def save() -> None:
-            state.seconds[state.stage] = spent_before + time.monotonic() - began
-            state.logged = self.folder.logged()
-            self.checkpoints.save(state, modules, step.optimizer)
-
+        self.display.start(stage.name, distiller.steps, state.step)
         try:
-            with stop, step.running():
-                while True:
-                    epoch, at = divmod(state.step, epoch_steps)
-                    # A run killed between an epoch's last step and its scores has to score first.
-                    if state.judged < state.step and (at == 0 or state.step == steps):
-                        self._judge(distiller, stage, state, epoch - (at == 0), keep)
-                    if state.step == steps or state.stopped:
-                        break
-                    batches = self._plan(stage, state.stage, epoch)
-                    for batch in batches[at : at + steps - state.step]:
-                        self._step(step, distiller, stage, state, epoch, batch.ids, batch.length)
-                        stops, saves = self.vote(stop.asked, self._due(saved))
-                        if stops or saves:
-                            save()
-                            saved = time.monotonic()
-                        if stops:
-                            self.display.say(f"{stage.name}  stops after step {state.step}, which is saved")
-                            raise KeyboardInterrupt
+            with Stop() as stop, step.running():
+                for epoch, batch in self._batches(distiller, stage, state, keep):
+                    self._step(step, distiller, stage, state, epoch, batch)
+                    stops, saves = self.vote(stop.asked, self._due(saved))
+                    if stops or saves:
+                        state.seconds[state.stage] = time.monotonic() - began
+                        state.logged = self.folder.logged()
+                        self.checkpoints.save(state, modules, step.optimizer)
+                        saved = time.monotonic()
+                    if stops:
+                        self.display.say(f"{stage.name}  stops after step {state.step}, which is saved")
+                        raise KeyboardInterrupt
         finally:
             self.display.stop()
         if step.captures:
@@ -139,7 +117,36 @@ class Loop:
         if keep == "best" and state.best is not None:
             self.accelerator.wait_for_everyone()
             self.checkpoints.load_best(distiller.student)
-        state.seconds[state.stage] = spent_before + time.monotonic() - began
+        state.seconds[state.stage] = time.monotonic() - began
+
+    def _prepared(self, distiller: Distiller, stage: Stage) -> Step:
+        """The step of a stage, with all it works on where it runs."""
+        distiller.to(self.accelerator.device).train()
+        return Step(
+            distiller,
+            stage,
+            self.accelerator,
+            self.data.on(self.accelerator.device),
+            eager=self.pace.eager,
+            compiled=self._compiles(distiller.steps * stage.batch),
+            recomputed=self.pace.recompute,
+            say=self.display.say,
+        )
+
+    def _batches(
+        self, distiller: Distiller, stage: Stage, state: State, keep: str
+    ) -> Iterator[tuple[int, PlannedBatch]]:
+        """The batches that are left, each with its epoch; at the end of an epoch the student is scored."""
+        epoch_steps = steps_per_epoch(len(self.data), stage.batch)
+        while True:
+            epoch, at = divmod(state.step, epoch_steps)
+            # A run killed between an epoch's last step and its scores has to score first.
+            if state.judged < state.step and (at == 0 or state.step == distiller.steps):
+                self._judge(distiller, stage, state, epoch - (at == 0), keep)
+            if state.step == distiller.steps or state.stopped:
+                return
+            for batch in self._plan(stage, state.stage, epoch)[at : at + distiller.steps - state.step]:
+                yield epoch, batch
 
     def _plan(self, stage: Stage, index: int, epoch: int) -> list[PlannedBatch]:
         return plan(self.data.lengths, stage.batch, seed=self.seed, stage=index, epoch=epoch, longest=self.longest)
@@ -153,7 +160,7 @@ class Loop:
         )
 
     def _step(
-        self, step: Step, distiller: Distiller, stage: Stage, state: State, epoch: int, ids, length: Length
+        self, step: Step, distiller: Distiller, stage: Stage, state: State, epoch: int, batch: PlannedBatch
     ) -> None:
         world = self.accelerator.num_processes
         size = math.ceil(stage.batch / world)
@@ -163,7 +170,7 @@ class Loop:
         lr = stage.lr * lr_factor(state.step, distiller.steps, stage.warmup, stage.schedule)
         # Dropout depends on seed, stage, step and rank alone, so that a resumed run needs no generator's state.
         seed = seed_for(self.seed, state.stage, state.step, rank)
-        step(share(ids, rank, world, pieces), length, int((ids != FILL).sum()), lr, seed)
+        step(share(batch.ids, rank, world, pieces), batch.length, int((batch.ids != FILL).sum()), lr, seed)
         state.step += 1
         if state.step % self.pace.log_every == 0 or state.step == distiller.steps:
             values = step.read()

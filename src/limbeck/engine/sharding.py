@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
 from limbeck import architectures
-from limbeck.data.kinds import of
+from limbeck.data import kinds
 from limbeck.errors import LimbeckError
 from limbeck.taps import Tap
 
@@ -34,16 +34,16 @@ def shard(model: PreTrainedModel, *, half: bool = False) -> None:
     """
     # T5's blocks hand on position biases that are views; nothing writes to them.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
-    kind = torch.bfloat16 if half else None
     options = {
         "mesh": init_device_mesh(model.device.type, (torch.distributed.get_world_size(),)),
-        "mp_policy": MixedPrecisionPolicy(param_dtype=kind, reduce_dtype=torch.float32 if half else None),
+        "mp_policy": MixedPrecisionPolicy(torch.bfloat16, torch.float32) if half else MixedPrecisionPolicy(),
         "reshard_after_forward": True,  # also at the top, which a teacher would otherwise hold whole for ever
     }
     for block in architectures.every_block(model):
         fully_shard(block, **options)
     # These are read outside the model's forward, where a sharded module is in pieces.
-    outside = [architectures.projector(model)] + ([architectures.output_map(model)] if of(model).vocabulary else [])
+    words = [architectures.output_map(model)] if kinds.of(model).vocabulary else []
+    outside = [architectures.projector(model), *words]
     fully_shard(model, ignored_params={p for module in outside if module for p in module.parameters()}, **options)
     if "encoder" in architectures.sides(model):
         # A model that writes runs its encoder before its own forward, which would gather what lies around the blocks.
@@ -81,13 +81,13 @@ def average(parameters: Iterable[nn.Parameter]) -> None:
 
 def clip(parameters: Iterable[nn.Parameter], most: float) -> None:
     """Scale gradients down to a norm of at most `most`, over those in pieces and those that are whole."""
-    kinds: dict[bool, list[nn.Parameter]] = {}
+    alike: dict[bool, list[nn.Parameter]] = {}
     for parameter in parameters:
         if parameter.grad is not None:
-            kinds.setdefault(isinstance(parameter, DTensor), []).append(parameter)
-    norms = [whole(nn.utils.get_total_norm([p.grad for p in some])) for some in kinds.values()]  # type: ignore[misc]
+            alike.setdefault(isinstance(parameter, DTensor), []).append(parameter)
+    norms = [whole(nn.utils.get_total_norm([p.grad for p in some])) for some in alike.values()]  # type: ignore[misc]
     total = torch.linalg.vector_norm(torch.stack(norms))
-    for some in kinds.values():  # apart: no operation takes both
+    for some in alike.values():  # apart: no operation takes both
         nn.utils.clip_grads_with_norm_(some, most, total)
 
 

@@ -18,13 +18,13 @@ from limbeck.spec import Call, bind, number, parse
 from limbeck.taps import Features
 
 # `plain` is the student on the inputs as they are, in a stage that mixes them.
-Side = Literal["student", "teacher", "plain"]
+Whose = Literal["student", "teacher", "plain"]
 
 
 class Read(NamedTuple):
     """Somebody wants this feature of this layer of this model."""
 
-    model: Side
+    model: Whose
     feature: str
     layer: int
 
@@ -72,7 +72,7 @@ class Objective(nn.Module):
 
     scale: Tensor
     uncapturable: str | None = None  # why a step with this term cannot be captured as a CUDA graph, if it cannot
-    sides: tuple[Side, Side] = ("student", "teacher")  # whose features its forward gets
+    sides: tuple[Whose, Whose] = ("student", "teacher")  # whose features its forward gets
     pace: float = 1.0  # the learning rate of its own parameters, in units of the stage's
     moves_teacher = False  # whether the teacher is another when the stage is over
     passing: tuple[str, ...] = ()  # what of its state only training needs: in checkpoints, not in what a run leaves

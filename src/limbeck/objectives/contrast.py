@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from limbeck.architectures import Side
-from limbeck.data.noise import key_for, noise
+from limbeck.data.draws import key_for, noise
 from limbeck.data.plan import FILL
 from limbeck.errors import LimbeckError
 from limbeck.features import find_feature

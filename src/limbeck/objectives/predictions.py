@@ -43,7 +43,7 @@ def from_labels(loss: Callable[..., Tensor], kind: Kind, logits: Rows, labels: T
     if isinstance(logits.values, Predictor):
         return per_example(vocabulary.cross_entropy(logits.values, labels), kind.counted(logits.mask, labels))
     values, valid = kind.distributions(logits.values, kind.counted(logits.mask, labels))
-    return _per_example(loss(values, labels), valid)
+    return _reduced(loss(values, labels), valid)
 
 
 def from_teacher(
@@ -58,10 +58,11 @@ def from_teacher(
     if getattr(distance, "func", distance) is not logits_mse:
         (ours, rows), (theirs, _) = (kind.distributions(values, valid) for values in (ours, theirs))
         valid = rows
-    return _per_example(distance(ours, theirs), valid)
+    return _reduced(distance(ours, theirs), valid)
 
 
-def _per_example(rows: Tensor, valid: Tensor) -> Tensor:
+def _reduced(rows: Tensor, valid: Tensor) -> Tensor:
+    """One number an example, of rows that may be so already."""
     return rows if rows.dim() == 1 else per_example(rows, valid)
 
 

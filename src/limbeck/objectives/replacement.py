@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from limbeck import architectures, views
 from limbeck.errors import LimbeckError
@@ -57,28 +58,7 @@ class Replacement(Labels):
         if models.live is None:
             raise LimbeckError("replacement needs a teacher, and there is none. Give --teacher.")
         student, teacher = models.live
-        if models.student.width != teacher.config.hidden_size or student.config.model_type != teacher.config.model_type:
-            raise LimbeckError(
-                "replacement puts blocks of the teacher among the student's, and needs one family and one width: the "
-                f"student is {student.config.model_type}, width {models.student.width}, the teacher "
-                f"{teacher.config.model_type}, width {teacher.config.hidden_size}."
-            )
-        if architectures.kind(teacher.config) not in architectures.FAMILIES:
-            raise LimbeckError(
-                f"replacement takes a model apart, and how models of type {teacher.config.model_type} are made is "
-                "guessed from the whole. Give it an entry in limbeck/architectures.py, or use another recipe."
-            )
-        if len(types := sorted(set(getattr(teacher.config, "layer_types", None) or ()))) > 1:
-            raise LimbeckError(
-                "replacement gives blocks of the teacher what the student's layer is given, its mask and positions; "
-                f"the layers of {student.config.model_type} are of several types ({', '.join(types)}). Use another "
-                "recipe for this family."
-            )
-        if any("relative_attention_bias" in name for name, _ in architectures.blocks(teacher)[0].named_parameters()):
-            raise LimbeckError(
-                f"replacement: the first block of a {student.config.model_type} decoder makes the positions of all "
-                "others, so that blocks of two models cannot take turns. Use another recipe for this family."
-            )
+        _check_blocks(student, teacher)
         ours, theirs = architectures.blocks(student), architectures.blocks(teacher.eval().requires_grad_(False))
         count, depth = len(ours), len(theirs)
         self.register_buffer("replaced", torch.zeros(count, dtype=torch.bool), persistent=False)
@@ -107,6 +87,33 @@ class Replacement(Labels):
 
     def forward(self, student: Features, teacher: Features, batch: Mapping[str, Tensor]) -> Tensor:
         return super().forward(self._hybrid[0](**batch), teacher, batch)
+
+
+def _check_blocks(student: PreTrainedModel, teacher: PreTrainedModel) -> None:
+    """Raise where blocks of the teacher cannot stand among the student's."""
+    ours, theirs = student.config, teacher.config
+    if (ours.model_type, ours.hidden_size) != (theirs.model_type, theirs.hidden_size):
+        raise LimbeckError(
+            "replacement puts blocks of the teacher among the student's, and needs one family and one width: the "
+            f"student is {ours.model_type}, width {ours.hidden_size}, the teacher "
+            f"{theirs.model_type}, width {theirs.hidden_size}."
+        )
+    if architectures.model_type(theirs) not in architectures.FAMILIES:
+        raise LimbeckError(
+            f"replacement takes a model apart, and how models of type {theirs.model_type} are made is "
+            "guessed from the whole. Give it an entry in limbeck/architectures.py, or use another recipe."
+        )
+    if len(types := sorted(set(getattr(theirs, "layer_types", None) or ()))) > 1:
+        raise LimbeckError(
+            "replacement gives blocks of the teacher what the student's layer is given, its mask and positions; "
+            f"the layers of {ours.model_type} are of several types ({', '.join(types)}). Use another "
+            "recipe for this family."
+        )
+    if any("relative_attention_bias" in name for name, _ in architectures.blocks(teacher)[0].named_parameters()):
+        raise LimbeckError(
+            f"replacement: the first block of a {ours.model_type} decoder makes the positions of all "
+            "others, so that blocks of two models cannot take turns. Use another recipe for this family."
+        )
 
 
 class Either(nn.Module):

@@ -8,8 +8,6 @@ import yaml
 from limbeck.data.kinds import KINDS, Kind
 from limbeck.report.tables import count, metrics_markdown, nothing_learnt
 
-__all__ = ["model_card"]
-
 
 def model_card(
     recipe: Mapping[str, Any],

@@ -5,8 +5,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-__all__ = ["FRAME", "Bar", "Panel", "Stage", "bars", "panel", "stages"]
-
 
 class Frame(NamedTuple):
     """A panel's size, and where its plotting area lies in it."""
@@ -35,8 +33,7 @@ class Panel:
     x_ticks: list[tuple[float, str]]
     y_ticks: list[tuple[float, str]]
     last: str
-    guide: float | None
-    """Where the dashed teacher line runs."""
+    guide: float | None  # where the dashed teacher line runs
 
     @property
     def polyline(self) -> str:

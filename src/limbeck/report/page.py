@@ -14,8 +14,6 @@ from limbeck.folder import check_file, write_text
 from limbeck.report import figures, seeds, tables
 from limbeck.report.runs import Run, read_run
 
-__all__ = ["write_report"]
-
 
 @dataclass(frozen=True)
 class Section:
@@ -25,8 +23,7 @@ class Section:
     seed: str
     finished: bool
     cells: dict[str, str]
-    highlights: list[tuple[str, str, str]]
-    """(what, value, explanation)"""
+    highlights: list[tuple[str, str, str]]  # what, value, explanation
     warning: str | None
     bars: list[figures.Bar]
     stages: list[figures.Stage]
@@ -37,7 +34,7 @@ class Section:
 def write_report(runs: Sequence[Path], out: Path) -> Path:
     """Write the page about `runs` (run folders, finished or not) to the file `out`, and return it."""
     if not runs:
-        raise LimbeckError("A report needs at least one run folder: limbeck report RUN…")
+        raise LimbeckError("a report needs at least one run folder: limbeck report RUN…")
     out = Path(out)
     check_file(out, "--out")
     folders = [read_run(path) for path in runs]

@@ -7,8 +7,6 @@ from typing import Any
 
 from limbeck.errors import LimbeckError
 
-__all__ = ["Run", "read_run"]
-
 
 @dataclass(frozen=True)
 class Run:

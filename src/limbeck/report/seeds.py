@@ -8,8 +8,6 @@ from typing import Any
 from limbeck.report import tables
 from limbeck.report.runs import Run
 
-__all__ = ["HEADINGS", "averages", "unlike"]
-
 HEADINGS = ("recipe", "task", "metric", "student", "teacher", "retention", "runs")
 COMMON = ("data", "teacher", "student", "layers", "width", "decoder_layers")  # of a request; recipes may differ
 

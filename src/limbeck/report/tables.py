@@ -7,8 +7,6 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["cells", "comparison", "count", "duration", "markdown", "metrics_markdown", "nothing_learnt", "number"]
-
 Scores = Mapping[str, Any]
 NOTHING = "–"
 SHORT = {"retention": "kept", "parameters": "params", "latency, ms": "ms"}  # a terminal is narrow

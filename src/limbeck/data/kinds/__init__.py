@@ -38,7 +38,7 @@ def find_kind(name: str) -> Kind:
     """The kind of that name."""
     if name not in KINDS:
         raise LimbeckError(
-            f'There is no kind of task "{name}"; there are {", ".join(KINDS)}.{did_you_mean(name, KINDS)}'
+            f'there is no kind of task "{name}"; there are {", ".join(KINDS)}.{did_you_mean(name, KINDS)}'
         )
     return KINDS[name]
 

@@ -74,8 +74,7 @@ class Kind:
 
     def kept_together(self, split: Split) -> Sequence[str]:
         """What no two examples may share that are held out and trained on."""
-        pairs = split.text_pair or [""] * len(split)
-        return [f"{text}\t{pair}" for text, pair in zip(split.text, pairs, strict=True)]
+        return split.joined
 
     def usual_metrics(self, names: Sequence[str], values: Sequence) -> tuple[str, ...]:
         """The metrics of a task without a name of its own, the main one first; `values` are the labels of all files."""

@@ -37,7 +37,7 @@ class Lambada(CausalLM):
     def tokens(self, tokenizer: Any, split: Split, *, stride: int, **options: Any) -> Mapping[str, list[list[int]]]:
         if not tokenizer.is_fast:
             raise LimbeckError(
-                "Where the last word begins, only a fast tokenizer (tokenizer.json) says, and this model has another."
+                "where the last word begins, only a fast tokenizer (tokenizer.json) says, and this model has another."
             )
         side, tokenizer.truncation_side = tokenizer.truncation_side, "left"
         try:

@@ -9,7 +9,7 @@ from limbeck.data.columns import Columns, Table
 from limbeck.data.corpus import Split
 from limbeck.data.kinds.base import IGNORE, Kind
 from limbeck.data.kinds.causal_lm import exponential
-from limbeck.data.overlap import bleu_score, rouge_l_score
+from limbeck.data.rouge_bleu import bleu_score, rouge_l_score
 from limbeck.errors import LimbeckError
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class Seq2Seq(Kind):
 
     def tokens(self, tokenizer: Any, split: Split, *, stride: int, **options: Any) -> Mapping[str, list[list[int]]]:
         if split.labels is None:
-            raise LimbeckError("A decoder reads the text to be written, and there is none. Give files with both texts.")
+            raise LimbeckError("a decoder reads the text to be written, and there is none. Give files with both texts.")
         found = dict(super().tokens(tokenizer, split, stride=stride, **options))
         written = tokenizer(text_target=split.labels.tolist(), truncation=True, **options)
         return {**found, "labels": written["input_ids"]}

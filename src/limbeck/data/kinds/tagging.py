@@ -105,7 +105,7 @@ class Tagging(Kind):
     def tokens(self, tokenizer: Any, split: Split, *, stride: int, **options: Any) -> Mapping[str, list[list[int]]]:
         if not tokenizer.is_fast:
             raise LimbeckError(
-                "Tagging needs a tokenizer that says where its tokens stand in the text, and this one does not. Give a "
+                "tagging needs a tokenizer that says where its tokens stand in the text, and this one does not. Give a "
                 "model with a fast tokenizer (tokenizer.json)."
             )
         # By places in the text: what a word is, tokenizers do not agree on.
@@ -156,7 +156,7 @@ def _placed(text: str, spans: Sequence[tuple[int, int]], tags: np.ndarray) -> li
         labels.append(int(tags[word]) if first else IGNORE)
         last = word if first else last
     if last < 0:
-        raise LimbeckError(f'No word of "{text[:60]}" becomes a token: there is nothing to tag. Take the row out.')
+        raise LimbeckError(f'no word of "{text[:60]}" becomes a token: there is nothing to tag. Take the row out.')
     return labels
 
 

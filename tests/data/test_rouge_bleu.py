@@ -4,7 +4,7 @@ from math import exp
 
 import pytest
 
-from limbeck.data.overlap import bleu_score, rouge_l_score
+from limbeck.data.rouge_bleu import bleu_score, rouge_l_score
 
 
 @pytest.mark.parametrize(

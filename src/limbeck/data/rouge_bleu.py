@@ -1,7 +1,8 @@
-"""How much of a text stands in another: ROUGE-L and BLEU, by words in lower case without punctuation, and as written.
+"""ROUGE-L and BLEU: how much of a text stands in another.
 
-Both are as their papers have them (Lin, 2004; Papineni et al., 2002), with one reference. ROUGE-L is of the whole text,
-not of its sentences; BLEU has words, punctuation apart, of one to four, and is not smoothed.
+Both are as their papers have them (Lin, 2004; Papineni et al., 2002), with one reference. ROUGE-L compares whole texts,
+not their sentences, by words in lower case without punctuation. BLEU compares runs of one to four words as they are
+written, punctuation marks apart, and is not smoothed.
 """
 
 import re

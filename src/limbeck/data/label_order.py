@@ -27,28 +27,28 @@ def align(corpus: Corpus, id2label: Mapping[int, str], owner: str) -> tuple[Corp
     data, task = corpus.task.labels, corpus.task
     kind = KINDS[task.kind]
     if not kind.named:
-        return corpus, f"{task.name} predicts {kind.predicts}: there are no label names to align with {owner}."
+        return corpus, f"{task.name} predicts {kind.predicts}: there are no label names to align with {owner}"
     model = tuple(name for _, name in sorted((int(index), name) for index, name in id2label.items()))
     if not data:
-        return replace(corpus, task=replace(task, labels=model)), f"Labels taken from {owner}: {_shown(model)}."
+        return replace(corpus, task=replace(task, labels=model)), f"labels are taken from {owner}: {_shown(model)}"
     if len(data) != len(model):
         raise _mismatch(corpus, model, owner)
     if is_generic(id2label):
-        return corpus, f"{owner} names its labels only LABEL_0…: mapped by index, {_shown(data)}."
+        return corpus, f"{owner} names its labels only LABEL_0…: mapped by index, {_shown(data)}"
     wanted = {key: index for index, key in enumerate(keys(model, model))}
     if set(wanted) != set(keys(data, model)):
         raise _mismatch(corpus, model, owner)
     moved = np.array([wanted[key] for key in keys(data, model)], dtype=np.int64)
     labels = tuple(data[place] for place in np.argsort(moved))
     if labels == data:
-        return corpus, f"The labels are in the order of {owner}: {_shown(labels)}."
+        return corpus, f"labels are in the order of {owner}: {_shown(labels)}"
     aligned = replace(
         corpus,
         task=replace(task, labels=labels),
         train=_moved(corpus.train, kind, moved) if corpus.train is not None else None,
         evals={name: _moved(split, kind, moved) for name, split in corpus.evals.items()},
     )
-    return aligned, f"The labels were put in the order of {owner}: {_shown(labels)}."
+    return aligned, f"labels were put in the order of {owner}: {_shown(labels)}"
 
 
 def _moved(split: Split | RunningText, kind: Kind, moved: np.ndarray) -> Split | RunningText:
@@ -69,7 +69,7 @@ def _mismatch(corpus: Corpus, model: Sequence[str], owner: str) -> LimbeckError:
     else:
         advice = f"There are {len(data)} against {len(model)}: is this the right label column, and are its rows clean?"
     return LimbeckError(
-        f"The labels of the data and of {owner} differ: {corpus.task.name} has {_shown(data)}; {owner} has "
+        f"the labels of the data and of {owner} differ: {corpus.task.name} has {_shown(data)}; {owner} has "
         f"{_shown(model)}. {advice}"
     )
 

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from limbeck.data.alignment import align, is_generic
 from limbeck.data.corpus import Corpus, Split
+from limbeck.data.label_order import align, is_generic
 from limbeck.data.tasks import GLUE, Task
 from limbeck.errors import LimbeckError
 
@@ -20,7 +20,7 @@ def test_labels_move_into_the_models_order():
     assert aligned.train.labels.tolist() == [1, 2, 0, 1]
     assert aligned.evals["dev"].labels.tolist() == [1, 2, 0, 1]
     assert corpus.train.labels.tolist() == [0, 1, 2, 0]
-    assert line == "The labels were put in the order of the teacher: 0 = contradiction, 1 = entailment, 2 = neutral."
+    assert line == "labels were put in the order of the teacher: 0 = contradiction, 1 = entailment, 2 = neutral"
 
 
 @pytest.mark.parametrize("names", [("Not Entailment", "ENTAILMENT"), ("not-entailment", "entailment")])
