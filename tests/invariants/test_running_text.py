@@ -127,6 +127,16 @@ def test_the_loss_on_text_held_out_is_the_mean_of_its_blocks():
     assert found == pytest.approx(sum(blocks) / len(blocks), rel=1e-5)
 
 
+def test_a_teacher_has_its_answers_back_when_scoring_fails(monkeypatch):
+    asked = {"teacher": teacher(), "layers": 2, "set": ["init=[layers(first)]"]}
+    prepared = prepare(request("att-mse:hid-seq", DataSpec(**texts()), **asked))
+    distiller, known = prepared.distillers[0], prepared.distillers[0].teacher
+    monkeypatch.setattr(type(distiller), "forward", lambda self, **batch: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        held_out_loss(distiller, prepared.evals["dev"], batch=5, longest=32)
+    assert distiller.teacher is known
+
+
 @pytest.mark.parametrize("recipe", ["hid-seq", "att-mse", "minilm", "minilmv2", "tinybert", "cr-ild", "bert-emd"])
 def test_terms_without_layers_are_left_out(recipe):
     asked = request(
