@@ -578,3 +578,31 @@ def test_padding_that_sees_nothing_is_finite_under_a_cap():
     model = tiny_model("gemma2").double()
     found = Tap(model, [("hidden", 4)])(**tiny_batch(model, (9, 3), length=12))
     assert found["hidden", 4].values.isfinite().all()
+
+
+@families
+@torch.no_grad()
+def test_padding_is_hidden_in_half_precision(family):
+    """Whatever word stands where there is none, the states of the others are the same to the last bit."""
+    model = tiny_model(family, LAYERS).bfloat16()
+    batch = tiny_batch(model, (9, 4))
+    empty = batch["attention_mask"] == 0
+    other = {**batch, "input_ids": batch["input_ids"].masked_fill(empty, 7)}
+    one, two = (Tap(model, [("hidden", LAYERS)])(**given)["hidden", LAYERS] for given in (batch, other))
+    # DeBERTa empties what is padding before its first block.
+    assert torch.equal(one.values[empty], two.values[empty]) == (family == "deberta-v2")
+    assert torch.equal(one.values[one.mask], two.values[two.mask])
+
+
+@torch.no_grad()
+def test_a_mask_in_half_precision_is_made_once(monkeypatch):
+    model, masks = tiny_model("bert", LAYERS).bfloat16(), []
+    attend = torch.nn.functional.scaled_dot_product_attention
+    monkeypatch.setattr(
+        torch.nn.functional,
+        "scaled_dot_product_attention",
+        lambda *args, attn_mask, **options: masks.append(attn_mask) or attend(*args, attn_mask=attn_mask, **options),
+    )
+    Tap(model, [("hidden", LAYERS)])(**tiny_batch(model))
+    assert len(masks) == LAYERS
+    assert {(mask.data_ptr(), mask.dtype) for mask in masks} == {(masks[0].data_ptr(), torch.bfloat16)}
