@@ -7,7 +7,9 @@ So the same code runs eagerly (on CPU, under DDP) and as a captured CUDA graph, 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from importlib.util import find_spec
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -27,6 +29,9 @@ from limbeck.engine.sharding import average, clip, hold_ends, is_sharded
 from limbeck.engine.world import seed_for
 from limbeck.recipe import Stage
 from limbeck.taps import Tap
+
+if TYPE_CHECKING:
+    from limbeck.engine.one_pass import OnePass
 
 
 class Step:
@@ -63,10 +68,15 @@ class Step:
         # What is recomputed asks the generator for its state, which a captured step cannot.
         self.captures = captures(distiller, say) if cuda and alone and not eager and not recomputed else None
         self.stream = torch.cuda.Stream() if self.captures else None
-        if self.captures:
+        if cuda:
             prime(self.optimizer)
         # DDP and recomputed blocks know the weights themselves, so with them these are cast by autocast instead.
-        self.half = Half(distiller) if alone and accelerator.mixed_precision == "bf16" and not recomputed else None
+        halves = alone and accelerator.mixed_precision == "bf16" and not recomputed
+        self.half = Half(distiller, own_products=not compiled) if halves else None
+        self.one_pass = updating_at_once(self.optimizer, self.half) if self.half and cuda else None
+        if self.half and not self.one_pass:
+            self.half.give_gradients()
+        self.unclipped = torch.ones((), device=device)
         copied = {id(weight) for weight in distiller.student.parameters()} if self.half else set()
         self.direct = [p for p in self.parameters if id(p) not in copied]  # these get their gradients from autograd
         self.compiled = Compiled([distiller.tap, *live_taps(distiller)]) if compiled else None
@@ -75,6 +85,8 @@ class Step:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Where steps run: if they are captured, on a stream of their own, since the default one cannot be."""
+        if self.half:
+            self.half.refresh()  # somebody may have changed the weights
         if self.stream is None:
             yield
             return
@@ -98,7 +110,7 @@ class Step:
             ids, last = self._load(piece, length), i == len(pieces) - 1
             work = partial(self._backward, ids, length, last)
             self._run(("piece", len(ids), length), work, seed_for(seed, i))
-        self._run("update", self._update, seed)
+        self._run("update", partial(self._update, summed=True), seed)
 
     def _run(self, key: Hashable, work: Callable[[], None], seed: int) -> None:
         torch.manual_seed(seed)
@@ -125,11 +137,13 @@ class Step:
     def _begin(self) -> None:
         # Gradients stay where they are, and pieces add to them; no operation zeroes sharded ones beside whole ones.
         self.optimizer.zero_grad(set_to_none=self.sharded)
+        if self.half:
+            self.half.sum.zero_()
         self._refresh()
 
     def _refresh(self) -> None:
         self.parts.zero_()
-        if self.half:
+        if self.half and not self.one_pass:
             self.half.refresh()
 
     def _backward(self, ids: Tensor, length: Length, last: bool, add: bool = True) -> None:
@@ -137,7 +151,9 @@ class Step:
             output = self._forward(ids, length)
             output.loss.backward()
         if self.half:
-            self.half.hand_over(add=add)
+            self.half.settle()
+            if add or not self.one_pass:
+                self.half.hand_over(add=add)
         self.parts.add_(torch.stack([output.loss.detach(), *(part.detach() for part in output.parts.values())]))
 
     def _forward(self, ids: Tensor, length: Length) -> Output:
@@ -149,12 +165,16 @@ class Step:
             with self.accelerator.autocast():
                 return self.module(**batch)
 
-    def _update(self) -> None:
+    def _update(self, summed: bool = False) -> None:
         if self.sharded:
             average(self.parameters)
-        if self.clip:
+        if self.half and self.one_pass:
+            own = [parameter.grad for parameter in self.direct if parameter.grad is not None]
+            gradients = self.half.sum if summed else self.half.made
+            self.one_pass(clip_together(gradients, own, self.clip) if self.clip else self.unclipped, summed=summed)
+        elif self.clip:
             (clip if self.sharded else nn.utils.clip_grad_norm_)(self.parameters, self.clip)
-        self.optimizer.step()
+        self.optimizer.step()  # of those that have a gradient of their own
 
     def _load(self, ids: np.ndarray, length: Length) -> Tensor:
         self.tokens.fetch(ids, length)
@@ -174,6 +194,8 @@ class Step:
         checkpoint.load_optimizer(self.optimizer)
         for group, rate in zip(self.optimizer.param_groups, self.rates):
             group["lr"] = rate
+        if self.one_pass:
+            self.one_pass.locate()
 
 
 def captures(distiller: Distiller, say: Callable[[str], None]) -> Captures | None:
@@ -182,6 +204,33 @@ def captures(distiller: Distiller, say: Callable[[str], None]) -> Captures | Non
     for reason in reasons:
         say(f"steps are not captured and run eagerly: {reason}")
     return None if reasons else Captures(say)
+
+
+def updating_at_once(optimizer: torch.optim.AdamW, half: Half) -> "OnePass | None":
+    """What updates weights, moments and copies in one pass; None where nothing trains or its compiler is missing."""
+    if not (half.trained and find_spec("triton")):
+        return None
+    from limbeck.engine.one_pass import OnePass, Place
+
+    groups = {id(weight): group for group in optimizer.param_groups for weight in group["params"]}
+    copies = {name: part for leaf in half.leaves for name, part in leaf.copies().items()}
+    made = {name: part for leaf in half.leaves for name, part in leaf.gradients().items()}
+    return OnePass(
+        optimizer,
+        [
+            Place(weight, copies[name].detach(), made[name], half.gradients[name], groups[id(weight)])
+            for name, weight in half.trained.items()
+        ],
+    )
+
+
+def clip_together(gradients: Tensor, others: list[Tensor], most: float) -> Tensor:
+    """Shorten gradients that together are longer than `most`: the others here, the first by the factor returned."""
+    norms = [torch.linalg.vector_norm(gradients, dtype=torch.float32), *torch._foreach_norm(others)]  # pyright: ignore
+    factor = (most / (torch.stack(norms).norm() + 1e-6)).clamp_max(1.0)
+    if others:
+        torch._foreach_mul_(others, factor)  # pyright: ignore
+    return factor
 
 
 def live_taps(distiller: Distiller) -> list[Tap]:

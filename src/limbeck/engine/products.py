@@ -1,0 +1,165 @@
+"""Linear maps and norms as they run while a student trains in half precision.
+
+Queries, keys and values are one product, of weights that lie one below another. Gradients of weights are written where
+the optimiser reads them, beside the rest of the backward. What comes out is what torch's own modules give.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from limbeck import architectures
+from limbeck.engine.beside import Beside
+
+ALIGNED = 8  # numbers of two bytes that a wide load takes
+
+
+class Leaf:
+    """The bf16 copy of a weight, or of several one below another, and where its gradient goes."""
+
+    def __init__(self, names: Sequence[str], rows: Sequence[int], copy: Tensor, gradient: Tensor) -> None:
+        self.names, self.rows = list(names), list(rows)
+        self.tensor, self.gradient = copy.detach().requires_grad_(), gradient
+        self.written = False  # whether this backward has a gradient there already
+
+    def copies(self) -> dict[str, Tensor]:
+        """Each weight's part of the copy, by its name."""
+        return self._parts(self.tensor)
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Each weight's part of the gradient."""
+        return self._parts(self.gradient)
+
+    def _parts(self, whole: Tensor) -> dict[str, Tensor]:
+        return dict(zip(self.names, whole.split(self.rows) if len(self.rows) > 1 else [whole]))
+
+    def add_product(self, left: Tensor, right: Tensor) -> None:
+        """A gradient that is a matrix product."""
+        if self.written:
+            self.gradient.addmm_(left, right)
+        else:
+            torch.mm(left, right, out=self.gradient)
+        self.written = True
+
+    def add(self, gradient: Tensor) -> None:
+        """A gradient."""
+        if self.written:
+            self.gradient.add_(gradient)
+        else:
+            self.gradient.copy_(gradient)
+        self.written = True
+
+
+class Product(torch.autograd.Function):
+    """`F.linear`, whose weights' gradients go to their leaves."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, leaves: list[Leaf], beside: Beside) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.leaves, ctx.beside = leaves, beside
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        above, rows = given[0].flatten(0, -2), x.flatten(0, -2)
+        with ctx.beside(above, rows):
+            ctx.leaves[0].add_product(above.t(), rows)
+            for bias in ctx.leaves[1:]:
+                bias.add(above.sum(0))
+        return given[0] @ weight if ctx.needs_input_grad[0] else None, None, None, None, None
+
+
+class Norm(torch.autograd.Function):
+    """`F.layer_norm`, whose weights' gradients go to their leaves."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, leaves: list[Leaf], beside: Beside, eps: float):
+        out, mean, rstd = torch.native_layer_norm(x, weight.shape, weight, bias, eps)
+        ctx.save_for_backward(x, mean, rstd, weight, bias)
+        ctx.leaves, ctx.beside = leaves, beside
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:
+        x, mean, rstd, weight, bias = ctx.saved_tensors
+        back = partial(torch.ops.aten.native_layer_norm_backward, given[0], x, weight.shape, mean, rstd, weight, bias)
+        with ctx.beside(given[0], x, mean, rstd):
+            for leaf, gradient in zip(ctx.leaves, back([False, True, True])[1:]):
+                leaf.add(gradient)
+        return back([True, False, False])[0] if ctx.needs_input_grad[0] else None, None, None, None, None, None
+
+
+class Joint:
+    """Linear maps of one input, multiplied at once by the first, for all."""
+
+    def __init__(self, maps: Sequence[nn.Linear], weight: Leaf, bias: Leaf | None, beside: Beside) -> None:
+        self.sizes = [one.out_features for one in maps]
+        self.leaves, self.beside = [weight, *([bias] if bias else [])], beside
+        self.given: Tensor | None = None
+        self.made: Sequence[Tensor] = ()
+
+    def __call__(self, place: int, x: Tensor) -> Tensor:
+        """What one of the maps gives."""
+        weight, *bias = (leaf.tensor for leaf in self.leaves)
+        if place == 0:
+            made = Product.apply(x, weight, bias[0] if bias else None, self.leaves, self.beside)
+            self.given, self.made = x, made.split(self.sizes, -1)  # type: ignore[union-attr]
+        elif x is not self.given:  # the map is asked about something else, such as positions
+            parts = [tensor.split(self.sizes)[place] for tensor in (weight, *bias)]
+            return F.linear(x, *parts)
+        made = self.made[place]
+        if place == len(self.sizes) - 1:
+            self.given, self.made = None, ()
+        return made
+
+
+def alone(module: nn.Module, leaves: Sequence[Leaf], beside: Beside) -> Callable[[Tensor], Tensor]:
+    """The forward of a linear map or norm that is nobody's joint."""
+    if isinstance(module, nn.LayerNorm):
+        weight, bias = leaves
+        return lambda x: Norm.apply(x, weight.tensor, bias.tensor, leaves, beside, module.eps)  # type: ignore[return-value]
+    weight, bias = leaves[0], leaves[1].tensor if len(leaves) > 1 else None
+    return lambda x: Product.apply(x, weight.tensor, bias, leaves, beside)  # type: ignore[return-value]
+
+
+def joints(model: PreTrainedModel) -> list[list[str]]:
+    """The names of the maps that are given the same input: queries, keys and values of every self-attention."""
+    names = {module: name for name, module in model.named_modules()}
+    found: dict[nn.Module, list[str]] = {}
+    for side in architectures.sides(model):
+        for layer in range(1, architectures.shape(model).at(side).layers + 1):
+            attention = architectures.attention(model, layer, side)
+            maps = [m for name, m in attention.named_modules() if name.rpartition(".")[2].startswith(("q", "k", "v"))]
+            maps = [one for one in maps if type(one) is nn.Linear]
+            if len(maps) == 3 and all(_alike(one, maps[0]) for one in maps):
+                found[attention] = [names[one] for one in maps]
+    return list(found.values())
+
+
+def _alike(one: nn.Linear, other: nn.Linear) -> bool:
+    """Whether the one can lie below the other."""
+    fits = one.out_features % ALIGNED == 0 and one.in_features == other.in_features
+    return fits and (one.bias is None) == (other.bias is None)
+
+
+def forwards(
+    model: PreTrainedModel, joined: Iterable[Sequence[str]], leaves: Mapping[str, Leaf], beside: Beside
+) -> dict[nn.Module, Callable[..., Any]]:
+    """Another forward for every linear map and norm whose weights have leaves of their own, and for those joined."""
+    made: dict[nn.Module, Callable[..., Any]] = {}
+    for names in joined:
+        maps = [model.get_submodule(name) for name in names]
+        joint = Joint(maps, leaves[f"{names[0]}.weight"], leaves.get(f"{names[0]}.bias"), beside)  # type: ignore[arg-type]
+        made |= {one: partial(joint, place) for place, one in enumerate(maps)}
+    for name, module in model.named_modules():
+        if type(module) in (nn.Linear, nn.LayerNorm) and module not in made:
+            own = [leaves.get(f"{name}.{part}") for part, _ in module.named_parameters(recurse=False)]
+            if own and all(leaf is not None for leaf in own) and (len(own) == 2 or type(module) is nn.Linear):
+                made[module] = alone(module, own, beside)  # type: ignore[arg-type]
+    return made

@@ -1,0 +1,68 @@
+"""Weights, moments and copies updated in one pass are what AdamW makes of them."""
+
+import os
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when the kernel is defined
+
+from limbeck.engine import one_pass
+from limbeck.engine.step import prime, updating_at_once
+from tests.engine.test_step import made, run
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="test_on_gpu.py has it")
+
+
+def at_once(**options):
+    module, step = made("bf16", **options)
+    prime(step.optimizer)
+    step.one_pass = updating_at_once(step.optimizer, step.half)
+    return module, step
+
+
+@pytest.mark.parametrize("pieces", [1, 2])
+@pytest.mark.parametrize("clip", [0.0, 0.1])
+def test_one_pass_is_adamw(clip, pieces, monkeypatch):
+    monkeypatch.setattr(one_pass, "BLOCK", 512)  # so that weights have full blocks and others
+    (ours, first), (theirs, second) = at_once(clip=clip), made("bf16", clip=clip)
+    assert len(first.one_pass.chunks) == 2
+    before = [p.detach().clone() for p in ours.parameters()]
+    with first.running():
+        run(first, ours.eval(), 1, pieces)
+    run(second, theirs.eval(), 1, pieces)
+    for (name, a), b, start in zip(ours.named_parameters(), theirs.parameters(), before):
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5, msg=lambda said, n=name: f"{n}: {said}")
+        assert not torch.equal(a, start)
+    for place in first.one_pass.places:
+        state = second.optimizer.state[dict(theirs.named_parameters())[named(ours, place.weight)]]
+        for key, value in first.optimizer.state[place.weight].items():
+            torch.testing.assert_close(value, state[key], atol=1e-7, rtol=1e-4)
+        # The interpreter cuts digits off where a GPU rounds.
+        torch.testing.assert_close(place.copy.float(), place.weight.detach(), atol=1e-6, rtol=1e-2)
+
+
+def named(module, weight):
+    return next(name for name, other in module.named_parameters() if other is weight)
+
+
+def test_it_is_found_again_after_the_state_was_replaced():
+    module, step = at_once()
+    with step.running():
+        run(step, module.eval(), 1)
+    state = step.optimizer.state_dict()
+    place = step.one_pass.places[0]
+    step.optimizer.load_state_dict(
+        {**state, "state": {i: {k: v.clone() for k, v in s.items()} for i, s in state["state"].items()}}
+    )
+    for group, rate in zip(step.optimizer.param_groups, step.rates):
+        group["lr"] = rate
+    step.one_pass.locate()
+    moment = step.optimizer.state[place.weight]["exp_avg"]
+    before = moment.clone()
+    with step.running():
+        run(step, module.eval(), 1)
+    assert not torch.equal(before, moment)
+    assert float(step.optimizer.state[place.weight]["step"]) == 2

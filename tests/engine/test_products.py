@@ -1,0 +1,121 @@
+"""Linear maps and norms of our own give what torch's give, and their weights' gradients lie where they should."""
+
+import pytest
+import torch
+from torch.func import functional_call
+
+from limbeck.distiller import Distiller
+from limbeck.engine.beside import Beside
+from limbeck.engine.blocks import Swapped
+from limbeck.engine.half import Half
+from limbeck.engine.products import Leaf, forwards, joints
+from limbeck.objectives import Labels, Match
+from tests.tiny import every_family, tiny_batch, tiny_model
+
+JOINED = set(every_family) - {"modernbert", "gpt2"}  # whose queries, keys and values are one map already
+
+
+def leaves_of(model, joined):
+    """Leaves in the model's own precision, joined as asked."""
+    weights = dict(model.named_parameters())
+    together = [[f"{one}.{part}" for one in maps] for maps in joined for part in ("weight", "bias")]
+    together = [names for names in together if names[0] in weights]
+    known = {name for names in together for name in names}
+    made = []
+    for names in [*together, *([name] for name in weights if name not in known)]:
+        parts = [weights[name].detach() for name in names]
+        copy = torch.cat(parts) if len(parts) > 1 else parts[0].clone()
+        made.append(Leaf(names, [len(part) for part in parts] if copy.dim() else [1], copy, torch.full_like(copy, 7.0)))
+    return made
+
+
+def differentiated(model, batch, joined):
+    """The output and every weight's gradient, by our own products."""
+    leaves = leaves_of(model, joined)
+    by_name = {name: leaf for leaf in leaves for name in leaf.names}
+    copies = {name: part for leaf in leaves for name, part in leaf.copies().items()}
+    with Swapped(forwards(model, joined, by_name, Beside())).running():
+        logits = functional_call(model, copies, kwargs=batch).logits
+    logits.square().sum().backward()
+    found = {}
+    for leaf in leaves:
+        elsewhere = leaf.tensor.grad if leaf.tensor.grad is not None else torch.zeros_like(leaf.tensor)
+        total = leaf.gradient + elsewhere if leaf.written else elsewhere
+        found |= dict(zip(leaf.names, total.split(leaf.rows) if len(leaf.rows) > 1 else [total]))
+    return logits.detach(), found, leaves
+
+
+@pytest.mark.parametrize("family", every_family)
+def test_own_products_are_torchs(family):
+    model = tiny_model(family, 2).double().eval()
+    batch = {"input_ids": tiny_batch()["input_ids"]}
+    expected = model(**batch).logits
+    expected.square().sum().backward()
+    joined = joints(model)
+    logits, found, leaves = differentiated(model, batch, joined)
+    torch.testing.assert_close(logits, expected.detach(), atol=1e-12, rtol=1e-10)
+    for name, weight in model.named_parameters():
+        gradient = weight.grad if weight.grad is not None else torch.zeros_like(weight)
+        torch.testing.assert_close(
+            found[name], gradient, atol=1e-10, rtol=1e-8, msg=lambda said, n=name: f"{n}: {said}"
+        )
+    assert bool(joined) == (family in JOINED)
+    assert sum(leaf.written for leaf in leaves) > 10  # most gradients came our way
+
+
+def test_a_weight_used_twice_has_both_gradients():
+    model = tiny_model("bert", 2).double().eval()
+    batch = {"input_ids": tiny_batch()["input_ids"]}
+    once = differentiated(model, batch, joints(model))[1]
+    leaves = leaves_of(model, joints(model))
+    by_name = {name: leaf for leaf in leaves for name in leaf.names}
+    copies = {name: part for leaf in leaves for name, part in leaf.copies().items()}
+    with Swapped(forwards(model, joints(model), by_name, Beside())).running():
+        losses = [functional_call(model, copies, kwargs=batch).logits.square().sum() for _ in range(2)]
+    sum(losses).backward()
+    for leaf in leaves:
+        if leaf.written:
+            for name, gradient in leaf.gradients().items():
+                torch.testing.assert_close(gradient, 2 * once[name], atol=1e-10, rtol=1e-8)
+
+
+def test_a_map_asked_about_something_else_answers_for_that():
+    model = tiny_model("bert", 1).double().eval()
+    (names,) = joined = joints(model)
+    leaves = leaves_of(model, joined)
+    by_name = {name: leaf for leaf in leaves for name in leaf.names}
+    one, other = torch.randn(2, 3, model.config.hidden_size, dtype=torch.float64)
+    maps = [model.get_submodule(name) for name in names]
+    expected = [maps[0](one), maps[1](other), maps[2](one)]
+    with Swapped(forwards(model, joined, by_name, Beside())).running():
+        found = [maps[0](one), maps[1](other), maps[2](one)]
+    for a, b in zip(found, expected):
+        torch.testing.assert_close(a, b)
+
+
+def halves(own_products):
+    torch.manual_seed(0)
+    student, teacher = tiny_model("bert", 2, seed=1).eval(), tiny_model("bert", 4)
+    module = Distiller(teacher, student, {"labels": Labels(), "layers": Match("hidden", map="uniform")})
+    half = Half(module, own_products=own_products)
+    half.refresh()
+    half(**tiny_batch()).loss.backward()
+    half.settle()
+    half.hand_over(add=False)
+    return half
+
+
+def test_half_precision_is_near_torchs_products():
+    ours, theirs = halves(True), halves(False)
+    assert any(len(leaf.names) == 3 for leaf in ours.leaves)
+    assert all(len(leaf.names) == 1 for leaf in theirs.leaves)
+    for name, gradient in theirs.gradients.items():
+        assert (ours.gradients[name] - gradient).norm() <= 0.03 * gradient.norm() + 1e-3, name
+
+
+def test_gradients_that_nobody_found_are_zero():
+    half = halves(True)
+    half.made.fill_(7.0)
+    half.settle()
+    assert not half.made[: half.leaves[0].gradient.numel()].any()
+    assert not any(leaf.gradient.any() for leaf in half.leaves)
