@@ -112,6 +112,39 @@ def test_captured_is_eager(cached):
     assert all(torch.equal(a, b) for a, b in zip(eager, captured))
 
 
+@pytest.mark.parametrize("pieces", [1, 2])
+@pytest.mark.parametrize("cached", [False, True])
+def test_what_makes_a_step_fast_changes_nothing(cached, pieces, monkeypatch):
+    """Joined products, gradients beside and an update in one pass, against torch's modules and torch's AdamW."""
+
+    def losses():
+        module, step = made(cached=cached)
+        module.eval()  # no dropout
+        found = []
+        with step.running():
+            for at in range(20):
+                module.at(at // 4, at)
+                ids = np.random.default_rng(at).permutation(64)[:16]
+                step(np.split(ids, pieces), 16 + 16 * (at % 2), 16, LR, seed=at)
+                found.append(step.read()["loss"])
+        return step, torch.tensor(found), [p.detach().clone() for p in module.parameters()]
+
+    fast, ours, moved = losses()
+    assert fast.one_pass
+    assert any(len(leaf.names) == 3 for leaf in fast.half.leaves)
+    assert fast.half.beside.stream is not None
+    monkeypatch.setattr("limbeck.engine.step.updating_at_once", lambda *given: None)
+    monkeypatch.setattr("limbeck.engine.step.frozen_forwards", lambda model: {})
+    monkeypatch.setattr("limbeck.engine.half.joints", lambda model: [])
+    monkeypatch.setattr("limbeck.engine.half.trained_forwards", lambda *given: {})
+    plain, theirs, as_well = losses()
+    assert not plain.one_pass
+    assert (ours - theirs).abs().max() <= 0.02 * theirs.abs().max()
+    # Adam moves every weight by up to the learning rate, whichever way the rounding of a small gradient points.
+    far = [float((a - b).abs().mean()) for a, b in zip(moved, as_well)]
+    assert max(far) <= 4 * LR
+
+
 @pytest.mark.parametrize("attention", [False, True])
 @pytest.mark.parametrize("family", every_family)
 def test_every_family_is_captured(family, attention):

@@ -8,7 +8,7 @@ from limbeck.distiller import Distiller
 from limbeck.engine.beside import Beside
 from limbeck.engine.blocks import Swapped
 from limbeck.engine.half import Half
-from limbeck.engine.products import Leaf, forwards, joints
+from limbeck.engine.products import Leaf, frozen_forwards, joints, trained_forwards
 from limbeck.objectives import Labels, Match
 from tests.tiny import every_family, tiny_batch, tiny_model
 
@@ -34,7 +34,7 @@ def differentiated(model, batch, joined):
     leaves = leaves_of(model, joined)
     by_name = {name: leaf for leaf in leaves for name in leaf.names}
     copies = {name: part for leaf in leaves for name, part in leaf.copies().items()}
-    with Swapped(forwards(model, joined, by_name, Beside())).running():
+    with Swapped(trained_forwards(model, joined, by_name, Beside())).running():
         logits = functional_call(model, copies, kwargs=batch).logits
     logits.square().sum().backward()
     found = {}
@@ -70,7 +70,7 @@ def test_a_weight_used_twice_has_both_gradients():
     leaves = leaves_of(model, joints(model))
     by_name = {name: leaf for leaf in leaves for name in leaf.names}
     copies = {name: part for leaf in leaves for name, part in leaf.copies().items()}
-    with Swapped(forwards(model, joints(model), by_name, Beside())).running():
+    with Swapped(trained_forwards(model, joints(model), by_name, Beside())).running():
         losses = [functional_call(model, copies, kwargs=batch).logits.square().sum() for _ in range(2)]
     sum(losses).backward()
     for leaf in leaves:
@@ -87,10 +87,24 @@ def test_a_map_asked_about_something_else_answers_for_that():
     one, other = torch.randn(2, 3, model.config.hidden_size, dtype=torch.float64)
     maps = [model.get_submodule(name) for name in names]
     expected = [maps[0](one), maps[1](other), maps[2](one)]
-    with Swapped(forwards(model, joined, by_name, Beside())).running():
+    with Swapped(trained_forwards(model, joined, by_name, Beside())).running():
         found = [maps[0](one), maps[1](other), maps[2](one)]
     for a, b in zip(found, expected):
         torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("family", sorted(JOINED))
+def test_a_model_that_does_not_train_is_joined_too(family):
+    model = tiny_model(family, 2).double().eval().requires_grad_(False)
+    batch = {"input_ids": tiny_batch()["input_ids"]}
+    expected = model(**batch).logits
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    forwards = frozen_forwards(model)
+    assert len(forwards) == 3 * len(joints(model)) > 0
+    with Swapped(forwards).running():
+        torch.testing.assert_close(model(**batch).logits, expected, atol=1e-12, rtol=1e-10)
+    torch.testing.assert_close(model(**batch).logits, expected, atol=1e-12, rtol=1e-10)
+    assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
 
 
 def halves(own_products):

@@ -9,7 +9,7 @@ from torch.func import functional_call
 from limbeck.distiller import Distiller, Output
 from limbeck.engine.beside import Beside
 from limbeck.engine.blocks import Swapped
-from limbeck.engine.products import Leaf, forwards, joints
+from limbeck.engine.products import Leaf, joints, trained_forwards
 
 APART = 64  # numbers: what is laid one after another begins at multiples of this
 
@@ -35,7 +35,7 @@ class Half:
         others = self.trained.keys() - {name for names in together for name in names}
         self.leaves = self._laid_out([*together, *([name] for name in self.trained if name in others)])
         by_name = {name: leaf for leaf in self.leaves for name in leaf.names}
-        own = forwards(student, joined, by_name, self.beside) if own_products else {}
+        own = trained_forwards(student, joined, by_name, self.beside) if own_products else {}
         self.swapped = Swapped(own)
         parts = {name: part for leaf in self.leaves for name, part in leaf.copies().items()}
         self.copied = [(part.detach(), weights[name].detach()) for name, part in {**parts, **self.frozen}.items()]

@@ -46,6 +46,14 @@ class Leaf:
             torch.mm(left, right, out=self.gradient)
         self.written = True
 
+    def add_sum(self, rows: Tensor) -> None:
+        """A gradient that is a sum of rows."""
+        if self.written:
+            self.gradient.add_(rows.sum(0))
+        else:
+            torch.sum(rows, 0, out=self.gradient)
+        self.written = True
+
     def add(self, gradient: Tensor) -> None:
         """A gradient."""
         if self.written:
@@ -59,7 +67,7 @@ class Product(torch.autograd.Function):
     """`F.linear`, whose weights' gradients go to their leaves."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, leaves: list[Leaf], beside: Beside) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, leaves: Sequence[Leaf], beside: Beside):
         ctx.save_for_backward(x, weight)
         ctx.leaves, ctx.beside = leaves, beside
         return F.linear(x, weight, bias)
@@ -71,7 +79,7 @@ class Product(torch.autograd.Function):
         with ctx.beside(above, rows):
             ctx.leaves[0].add_product(above.t(), rows)
             for bias in ctx.leaves[1:]:
-                bias.add(above.sum(0))
+                bias.add_sum(above)
         return given[0] @ weight if ctx.needs_input_grad[0] else None, None, None, None, None
 
 
@@ -79,7 +87,7 @@ class Norm(torch.autograd.Function):
     """`F.layer_norm`, whose weights' gradients go to their leaves."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, leaves: list[Leaf], beside: Beside, eps: float):
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, leaves: Sequence[Leaf], beside: Beside, eps: float):
         out, mean, rstd = torch.native_layer_norm(x, weight.shape, weight, bias, eps)
         ctx.save_for_backward(x, mean, rstd, weight, bias)
         ctx.leaves, ctx.beside = leaves, beside
@@ -98,34 +106,37 @@ class Norm(torch.autograd.Function):
 class Joint:
     """Linear maps of one input, multiplied at once by the first, for all."""
 
-    def __init__(self, maps: Sequence[nn.Linear], weight: Leaf, bias: Leaf | None, beside: Beside) -> None:
-        self.sizes = [one.out_features for one in maps]
-        self.leaves, self.beside = [weight, *([bias] if bias else [])], beside
+    def __init__(self, maps: Sequence[nn.Linear], product: Callable[[Tensor], Tensor]) -> None:
+        self.maps, self.product = maps, product
         self.given: Tensor | None = None
         self.made: Sequence[Tensor] = ()
 
     def __call__(self, place: int, x: Tensor) -> Tensor:
         """What one of the maps gives."""
-        weight, *bias = (leaf.tensor for leaf in self.leaves)
         if place == 0:
-            made = Product.apply(x, weight, bias[0] if bias else None, self.leaves, self.beside)
-            self.given, self.made = x, made.split(self.sizes, -1)  # type: ignore[union-attr]
-        elif x is not self.given:  # the map is asked about something else, such as positions
-            parts = [tensor.split(self.sizes)[place] for tensor in (weight, *bias)]
-            return F.linear(x, *parts)
+            self.given, self.made = x, self.product(x).split([one.out_features for one in self.maps], -1)
+        elif x is not self.given:  # it is asked about something else, such as positions
+            return nn.Linear.forward(self.maps[place], x)
         made = self.made[place]
-        if place == len(self.sizes) - 1:
+        if place == len(self.maps) - 1:
             self.given, self.made = None, ()
         return made
 
+    def forwards(self) -> dict[nn.Module, Callable[[Tensor], Tensor]]:
+        """What each of the maps is to run instead of its own."""
+        return {one: partial(self, place) for place, one in enumerate(self.maps)}
 
-def alone(module: nn.Module, leaves: Sequence[Leaf], beside: Beside) -> Callable[[Tensor], Tensor]:
-    """The forward of a linear map or norm that is nobody's joint."""
-    if isinstance(module, nn.LayerNorm):
-        weight, bias = leaves
-        return lambda x: Norm.apply(x, weight.tensor, bias.tensor, leaves, beside, module.eps)  # type: ignore[return-value]
-    weight, bias = leaves[0], leaves[1].tensor if len(leaves) > 1 else None
-    return lambda x: Product.apply(x, weight.tensor, bias, leaves, beside)  # type: ignore[return-value]
+
+def product(leaves: Sequence[Leaf], beside: Beside) -> Callable[[Tensor], Tensor]:
+    """A linear map by these weights."""
+    weight, bias = leaves[0].tensor, leaves[1].tensor if len(leaves) > 1 else None
+    return lambda x: Product.apply(x, weight, bias, leaves, beside)  # type: ignore[return-value]
+
+
+def norm(leaves: Sequence[Leaf], beside: Beside, eps: float) -> Callable[[Tensor], Tensor]:
+    """A norm by these weights."""
+    weight, bias = (leaf.tensor for leaf in leaves)
+    return lambda x: Norm.apply(x, weight, bias, leaves, beside, eps)  # type: ignore[return-value]
 
 
 def joints(model: PreTrainedModel) -> list[list[str]]:
@@ -148,18 +159,37 @@ def _alike(one: nn.Linear, other: nn.Linear) -> bool:
     return fits and (one.bias is None) == (other.bias is None)
 
 
-def forwards(
+def trained_forwards(
     model: PreTrainedModel, joined: Iterable[Sequence[str]], leaves: Mapping[str, Leaf], beside: Beside
-) -> dict[nn.Module, Callable[..., Any]]:
-    """Another forward for every linear map and norm whose weights have leaves of their own, and for those joined."""
-    made: dict[nn.Module, Callable[..., Any]] = {}
+) -> dict[nn.Module, Callable[[Tensor], Tensor]]:
+    """Another forward for every linear map and norm whose weights have leaves, and for those joined."""
+
+    def of(name: str) -> list[Leaf]:
+        found = [leaves.get(f"{name}.{part}") for part, _ in model.get_submodule(name).named_parameters(recurse=False)]
+        return [leaf for leaf in found if leaf is not None] if None not in found else []
+
+    made: dict[nn.Module, Callable[[Tensor], Tensor]] = {}
     for names in joined:
         maps = [model.get_submodule(name) for name in names]
-        joint = Joint(maps, leaves[f"{names[0]}.weight"], leaves.get(f"{names[0]}.bias"), beside)  # type: ignore[arg-type]
-        made |= {one: partial(joint, place) for place, one in enumerate(maps)}
+        made |= Joint(maps, product(of(names[0]), beside)).forwards()  # type: ignore[arg-type]
     for name, module in model.named_modules():
-        if type(module) in (nn.Linear, nn.LayerNorm) and module not in made:
-            own = [leaves.get(f"{name}.{part}") for part, _ in module.named_parameters(recurse=False)]
-            if own and all(leaf is not None for leaf in own) and (len(own) == 2 or type(module) is nn.Linear):
-                made[module] = alone(module, own, beside)  # type: ignore[arg-type]
+        if type(module) is nn.Linear and module not in made and (own := of(name)):
+            made[module] = product(own, beside)
+        if type(module) is nn.LayerNorm and len(own := of(name)) == 2:
+            made[module] = norm(own, beside, module.eps)
+    return made
+
+
+def frozen_forwards(model: PreTrainedModel) -> dict[nn.Module, Callable[[Tensor], Tensor]]:
+    """Another forward for the maps that are joined, of a model that does not train. Its weights become views of theirs
+    one below another: nothing is held twice."""
+    made: dict[nn.Module, Callable[[Tensor], Tensor]] = {}
+    for names in joints(model):
+        maps: list[Any] = [model.get_submodule(name) for name in names]
+        whole = {}
+        for part, _ in maps[0].named_parameters():
+            whole[part] = torch.cat([getattr(one, part).detach() for one in maps])
+            for one, rows in zip(maps, whole[part].split([one.out_features for one in maps])):
+                getattr(one, part).data = rows
+        made |= Joint(maps, partial(F.linear, **whole)).forwards()
     return made

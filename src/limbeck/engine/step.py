@@ -16,15 +16,17 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
 
 from limbeck.data.plan import Length
 from limbeck.data.resident import Resident, Streamed
 from limbeck.distiller import Distiller, Output
-from limbeck.engine.blocks import Recomputed
+from limbeck.engine.blocks import Recomputed, Swapped
 from limbeck.engine.captures import Captures
 from limbeck.engine.checkpoints import Checkpoint
 from limbeck.engine.compiled import Compiled, failed
 from limbeck.engine.half import Half
+from limbeck.engine.products import frozen_forwards
 from limbeck.engine.sharding import average, clip, hold_ends, is_sharded
 from limbeck.engine.world import seed_for
 from limbeck.recipe import Stage
@@ -80,6 +82,8 @@ class Step:
         copied = {id(weight) for weight in distiller.student.parameters()} if self.half else set()
         self.direct = [p for p in self.parameters if id(p) not in copied]  # these get their gradients from autograd
         self.compiled = Compiled([distiller.tap, *live_taps(distiller)]) if compiled else None
+        above = light_teacher(distiller) if self.half and not compiled else None
+        self.above = Swapped(frozen_forwards(above) if above else {})
         self.recomputed = Recomputed(distiller.student) if recomputed else None
 
     @contextmanager
@@ -161,7 +165,8 @@ class Step:
         swapped = self.compiled or self.recomputed
         with swapped.running() if swapped else nullcontext():
             if self.half:
-                return self.half(**batch)
+                with self.above.running():
+                    return self.half(**batch)
             with self.accelerator.autocast():
                 return self.module(**batch)
 
@@ -204,6 +209,12 @@ def captures(distiller: Distiller, say: Callable[[str], None]) -> Captures | Non
     for reason in reasons:
         say(f"steps are not captured and run eagerly: {reason}")
     return None if reasons else Captures(say)
+
+
+def light_teacher(distiller: Distiller) -> PreTrainedModel | None:
+    """The teacher that runs in a step, if it is a copy in half precision, which nobody else has and nobody trains."""
+    live = distiller.teacher and distiller.teacher.live
+    return live.model if live and live.light else None
 
 
 def updating_at_once(optimizer: torch.optim.AdamW, half: Half) -> "OnePass | None":
