@@ -74,6 +74,7 @@ class Product(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradient of the input; those of the weights are written."""
         x, weight = ctx.saved_tensors
         above, rows = given[0].flatten(0, -2), x.flatten(0, -2)
         with ctx.beside(above, rows):
@@ -95,6 +96,7 @@ class Norm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradient of the input; those of the weights are written."""
         x, mean, rstd, weight, bias = ctx.saved_tensors
         back = partial(torch.ops.aten.native_layer_norm_backward, given[0], x, weight.shape, mean, rstd, weight, bias)
         with ctx.beside(given[0], x, mean, rstd):
