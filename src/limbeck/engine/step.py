@@ -237,8 +237,10 @@ def updating_at_once(optimizer: torch.optim.AdamW, half: Half) -> "OnePass | Non
 
 def clip_together(gradients: Tensor, others: list[Tensor], most: float) -> Tensor:
     """Shorten gradients that together are longer than `most`: the others here, the first by the factor returned."""
-    norms = [torch.linalg.vector_norm(gradients, dtype=torch.float32), *torch._foreach_norm(others)]  # pyright: ignore
-    factor = (most / (torch.stack(norms).norm() + 1e-6)).clamp_max(1.0)
+    whole = torch.linalg.vector_norm(gradients, dtype=torch.float32)
+    if others:
+        whole = torch.stack([whole, *torch._foreach_norm(others)]).norm()  # pyright: ignore
+    factor = (most / (whole + 1e-6)).clamp_max(1.0)
     if others:
         torch._foreach_mul_(others, factor)  # pyright: ignore
     return factor
