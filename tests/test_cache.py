@@ -68,7 +68,7 @@ def test_cached_is_live(family):
         assert ours.keys() == theirs.keys()
         real = batch["weight"] > 0
         for site in theirs:
-            values, mask = theirs[site]
+            values, mask = theirs[site].values, theirs[site].mask
             assert torch.equal(ours[site].mask[real], mask[real])
             gap = (ours[site].values - values)[real][mask[real]].abs().max()
             assert gap < 1e-5, site

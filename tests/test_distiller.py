@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from limbeck.architectures import blocks
 from limbeck.distiller import Distiller
 from limbeck.errors import LimbeckError
-from limbeck.features import LOGITS
+from limbeck.features import LOGITS, Rows
 from limbeck.objectives import Heads, Labels, Logits, Match, NamedAligner, Probe
 from limbeck.spec import parse
 from tests.tiny import every_family, tiny_batch, tiny_model
@@ -261,7 +261,7 @@ def test_features_of_the_teacher_may_be_given(pair):
     assert ran
     handle.remove()
     same(given_, own)
-    changed = {site: rows._replace(values=rows.values * 1.5) for site, rows in features.items()}
+    changed = {site: Rows(rows.values * 1.5, rows.mask) for site, rows in features.items()}
     assert parts(distiller, batch, teacher_features=changed)["tokens"] != own["tokens"]
 
 

@@ -9,7 +9,7 @@ of attention of the decoder's attention to the encoder: `hidden(side=encoder)`, 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from limbeck.architectures import Side
+from limbeck.distances import exact
 from limbeck.errors import LimbeckError
 from limbeck.spec import Call, bind, parse
 
@@ -25,11 +26,17 @@ Size = Annotated[int, Field(gt=0)] | None  # of a head, instead of their number;
 LOGITS = -1  # the "layer" of what comes after every block: the predictions, and what the classifier reads
 
 
-class Rows(NamedTuple):
+@dataclass
+class Rows:
     """Vectors `(batch, …, D)` and which of the rows `(batch, …)` count."""
 
-    values: Tensor
+    states: Any  # in the precision the model ran in; of words, what makes the vectors
     mask: Tensor
+
+    @cached_property
+    def values(self) -> Any:
+        """The vectors as they are compared: half precision in fp32."""
+        return exact(self.states) if isinstance(self.states, Tensor) else self.states
 
 
 @dataclass
@@ -109,20 +116,20 @@ def seen_at(
 @seen_at("hidden", width="width", rows="token")
 def hidden(seen: Seen, layer: int) -> Rows:
     """The state of every token."""
-    return Rows(_exact(seen.hidden[layer]), seen.mask)
+    return Rows(seen.hidden[layer], seen.mask)
 
 
 @seen_at("hidden", width="width", rows="example")
 def cls(seen: Seen, layer: int) -> Rows:
     """The state of the first token; of the last one where the classifier reads that, as in causal models, whose first
     token has seen no other."""
-    return Rows(_cls(seen, _exact(seen.hidden[layer])), seen.one_row)
+    return Rows(_cls(seen, seen.hidden[layer]), seen.one_row)
 
 
 @seen_at("hidden", width="width", rows="example")
 def mean(seen: Seen, layer: int) -> Rows:
     """The mean state of an example's tokens, padding left out."""
-    return Rows(_mean(seen, _exact(seen.hidden[layer])), seen.one_row)
+    return Rows(_mean(seen, exact(seen.hidden[layer])), seen.one_row)
 
 
 @seen_at("hidden", fixed=0, width="width", rows="token")
@@ -146,7 +153,7 @@ def classifier_input(seen: Seen, layer: int) -> Rows:
         state = _mean(seen, state) if seen.pooling == "mean" else _cls(seen, state)
     if seen.projector is not None:
         bias = seen.projector.bias
-        state = F.linear(state, _exact(seen.projector.weight), bias if bias is None else _exact(bias))
+        state = F.linear(state, exact(seen.projector.weight), bias if bias is None else exact(bias))
     return Rows(state, seen.predicted)
 
 
@@ -155,7 +162,7 @@ def logits(seen: Seen, layer: int) -> Rows:
     """The predictions; of language models a `Predictor`, which makes them for some tokens at a time."""
     if seen.logits is None:
         raise RuntimeError("logits were read, but the forward stopped before them")
-    return Rows(_exact(seen.logits) if isinstance(seen.logits, Tensor) else seen.logits, seen.predicted)
+    return Rows(seen.logits, seen.predicted)
 
 
 @seen_at("attention")
@@ -255,19 +262,14 @@ def _mean(seen: Seen, states: Tensor) -> Tensor:
 def _final(seen: Seen) -> Tensor:
     if seen.final is None:
         raise RuntimeError("the final states were read, but the forward stopped before them")
-    return _exact(seen.final)
-
-
-def _exact(states: Tensor) -> Tensor:
-    """Half precision is compared in fp32; what is finer stays as it is."""
-    return states.to(torch.promote_types(states.dtype, torch.float32))
+    return exact(seen.final)
 
 
 def _split(states: Tensor, heads: int | None) -> Tensor:
     """Re-cut `(batch, H, positions, d)` into another number of heads: joined per token first, then split."""
     if heads is None or heads == states.shape[1]:
-        return _exact(states)
-    joined = _exact(states).transpose(1, 2).flatten(2)
+        return exact(states)
+    joined = exact(states).transpose(1, 2).flatten(2)
     return joined.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
@@ -279,10 +281,10 @@ def _keys(seen: Seen, layer: int) -> Tensor:
 
 def _scores(at: Attention, heads: int | None) -> Tensor:
     if heads is None or heads == at.query.shape[1]:
-        products = _exact(at.query) @ _exact(at.key).transpose(-1, -2) * at.scaling
+        products = exact(at.query) @ exact(at.key).transpose(-1, -2) * at.scaling
         if at.softcap is not None:
             products = (products / at.softcap).tanh() * at.softcap
-        return products if at.bias is None else products + _exact(at.bias)
+        return products if at.bias is None else products + exact(at.bias)
     query, key = _split(at.query, heads), _split(at.key, heads)
     return query @ key.transpose(-1, -2) * query.shape[-1] ** -0.5  # a bias per head has no meaning in other heads
 

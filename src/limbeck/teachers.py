@@ -21,6 +21,32 @@ from limbeck.vocabulary import Predictor
 PASSES = 2  # over the data, from which on a cache pays
 
 
+class Apart:
+    """A stream of the teacher's own in a step that is captured: small batches leave room for both models."""
+
+    def __init__(self) -> None:
+        self.stream: torch.cuda.Stream | None = None
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """In here, what the teacher does."""
+        if not self._captured():
+            yield
+            return
+        self.stream = self.stream or torch.cuda.Stream()
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            yield
+
+    def join(self) -> None:
+        """Have what comes after wait for it."""
+        if self.stream is not None and self._captured():
+            torch.cuda.current_stream().wait_stream(self.stream)
+
+    def _captured(self) -> bool:
+        return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
 class Live:
     """A teacher that runs on every batch: in eval mode, without gradients, no deeper than its deepest site read."""
 
@@ -28,7 +54,7 @@ class Live:
         self.model = model.eval().requires_grad_(False)
         self.tap = Tap(model, sites)
         self.light = False
-        self.stream: torch.cuda.Stream | None = None
+        self.apart = Apart()
 
     @property
     def live(self) -> "Live":
@@ -38,24 +64,12 @@ class Live:
     @torch.no_grad()
     def features(self, **batch: Tensor) -> Features:
         """The features read, for this batch. Call `join` before you use them."""
-        with self._beside(), full_precision(batch["input_ids"]) if self.light else nullcontext():
+        with self.apart(), full_precision(batch["input_ids"]) if self.light else nullcontext():
             return self.tap(**batch)
-
-    @contextmanager
-    def _beside(self) -> Iterator[None]:
-        """In a step that is captured, the teacher has a stream of its own: small batches leave room for both models."""
-        if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
-            yield
-            return
-        self.stream = self.stream or torch.cuda.Stream()
-        self.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.stream):
-            yield
 
     def join(self) -> None:
         """Have what comes after wait for the features."""
-        if self.stream is not None and torch.cuda.is_current_stream_capturing():
-            torch.cuda.current_stream().wait_stream(self.stream)
+        self.apart.join()
 
     def only(self, sites: Iterable[Site]) -> "Live":
         """The same teacher, asked for less."""
@@ -90,6 +104,7 @@ class Cached:
         rest = [site for site in live.tap.sites if site not in {table.site for table in tables}]
         self.tap = live.tap
         self.live = live.only(rest) if rest else None  # what runs at a step
+        self.apart = live.apart
         parts = {False: data, True: data.targets or data}  # by whether tokens are the targets'
         self.offsets = {targets: torch.from_numpy(part.offsets) for targets, part in parts.items()}
         self.offsets_here = {targets: offsets.to(device) for targets, offsets in self.offsets.items()}
@@ -99,8 +114,13 @@ class Cached:
         self.words = _given(live.tap) if any(live.tap.words(table.site) for table in tables) else None
 
     def features(self, **batch: Tensor) -> Features:
-        """The features read, for the examples `id` of this batch."""
+        """The features read, for the examples `id` of this batch. Call `join` before you use them."""
         known = self.live.features(**batch) if self.live else {}
+        with self.apart():
+            return known | self._looked_up(batch)
+
+    def _looked_up(self, batch: dict[str, Tensor]) -> Features:
+        known: Features = {}
         masks = {False: batch["attention_mask"], True: batch.get("decoder_attention_mask", batch["attention_mask"])}
         both = {targets: Seen(mask=mask.bool()) for targets, mask in masks.items()}
         places = {
@@ -108,7 +128,7 @@ class Cached:
             for targets in {False} | {table.targets for table in self.tables}
         }
         for sites, values in self.pooled:
-            for site, found in zip(sites, values[places[False][0]].float().unbind(1)):
+            for site, found in zip(sites, values[places[False][0]].unbind(1)):
                 known[site] = Rows(found, both[False].one_row)
         for table in self.tables:
             if table.site not in known:
@@ -122,12 +142,11 @@ class Cached:
     def _shown(self, table: Table, values: Tensor) -> Any:
         if self.words is not None and self.tap.words(table.site):
             return self.words._replace(states=values)
-        return values.float()
+        return values
 
     def join(self) -> None:
-        """Have what comes after wait for what a live teacher answers."""
-        if self.live:
-            self.live.join()
+        """Have what comes after wait for the features."""
+        self.apart.join()
 
     def fetch(self, ids: np.ndarray, length: Length) -> None:
         """Bring what lies on the host to the device, for a batch of these examples."""

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from limbeck.errors import LimbeckError
+from limbeck.features import Rows
 from limbeck.objectives import EarthMover, Moment, build
 from limbeck.objectives.earth_mover import inverse, softmax
 from tests.test_objectives import bound, features, tokens
@@ -21,7 +22,7 @@ def term(**options):
 
 def test_fill_has_no_say_in_the_flow():
     (one, sides), (other, _) = term(), term()
-    changed = {site: rows._replace(values=rows.values.clone()) for site, rows in sides[0].items()}
+    changed = {site: Rows(rows.values.clone(), rows.mask) for site, rows in sides[0].items()}
     for rows in changed.values():
         rows.values[2] = 100.0
     torch.testing.assert_close(one(*sides, BATCH)[:2], other(changed, sides[1], BATCH)[:2])

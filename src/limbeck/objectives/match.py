@@ -1,6 +1,7 @@
 """Match: layers of the student against layers of the teacher."""
 
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import Literal
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from limbeck.aligners import ALIGNERS, Linear, NoAligner, Shared
 from limbeck.architectures import Shape, Side
 from limbeck.blends import BLENDS, Blend
-from limbeck.distances import DISTANCES, OF_DISTRIBUTIONS
+from limbeck.distances import DISTANCES, OF_DISTRIBUTIONS, mse
 from limbeck.errors import LimbeckError
 from limbeck.features import LOGITS, find_feature, scores
 from limbeck.filters import Filters
@@ -194,14 +195,19 @@ class Match(Objective):
 
     def aligned(self, student: Features, teacher: Features) -> tuple[list[Tensor], list[Tensor], Tensor]:
         """Both sides' layers, comparable, and the mask of their rows."""
-        name = str(self.call)
+        name, taken = str(self.call), attrgetter("states" if self._as_they_are else "values")
         ours = [student[name, s] for s in self.layers.student]
-        theirs = [teacher[name, t].values for t in self.layers.teacher]
+        theirs = [taken(teacher[name, t]) for t in self.layers.teacher]
         if self.layers.draw:  # the drawn layers are picked on the device: one captured step serves every draw
             theirs = list(torch.stack(theirs).index_select(0, self.draw).unbind())
         masks = [ours[0].mask] if isinstance(self.aligner, Filters) else []  # filters may attend to other tokens
-        left, right = self.aligner([rows.values for rows in ours], theirs, *masks)
+        left, right = self.aligner([taken(rows) for rows in ours], theirs, *masks)
         return left, right, ours[0].mask
+
+    @property
+    def _as_they_are(self) -> bool:
+        """Whether nothing touches the layers but a distance that takes half precision."""
+        return self.distance.func is mse and isinstance(self.aligner, NoAligner) and not self.blend
 
     def forward(self, student: Features, teacher: Features, batch: Mapping[str, Tensor]) -> Tensor:
         left, right, mask = self.aligned(student, teacher)

@@ -1,0 +1,51 @@
+"""Squared differences by one kernel are torch's."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from limbeck import distances
+from limbeck.squares import mean_squares
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def rows(*shape, dtype, seed):
+    made = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    return made.to(DEVICE, dtype).requires_grad_()
+
+
+@pytest.mark.parametrize("precisions", [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16),
+                                        (torch.float32, torch.bfloat16)])  # fmt: skip
+@pytest.mark.parametrize("shape", [(3, 5, 64), (1, 100), (2, 3, 2, 770)])
+def test_values_and_gradients(shape, precisions):
+    ours, theirs = (rows(*shape, dtype=dtype, seed=i) for i, dtype in enumerate(precisions))
+    above = torch.randn(shape[:-1], generator=torch.Generator().manual_seed(7)).to(DEVICE)
+    found = mean_squares(ours, theirs)
+    found.backward(above)
+    made, ours.grad, theirs.grad = (ours.grad, theirs.grad), None, None
+    wanted = (ours.float() - theirs.float()).square().mean(-1)
+    wanted.backward(above)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, wanted)
+    for gradient, tensor in zip(made, (ours, theirs)):
+        assert gradient.dtype == tensor.dtype
+        # The interpreter cuts digits off where a GPU rounds.
+        rough = {"atol": 1e-6, "rtol": 1e-2} if tensor.dtype == torch.bfloat16 else {}
+        torch.testing.assert_close(gradient, tensor.grad, **rough)
+
+
+def test_a_side_that_does_not_train_has_no_gradient():
+    ours, theirs = (rows(4, 64, dtype=torch.float32, seed=i) for i in range(2))
+    mean_squares(ours, theirs.detach()).sum().backward()
+    assert ours.grad is not None
+    mean_squares(ours.detach(), theirs).sum().backward()
+    torch.testing.assert_close(theirs.grad, -ours.grad)
+
+
+def test_mse_takes_half_precision_as_it_is():
+    ours, theirs = (rows(4, 64, dtype=torch.bfloat16, seed=i) for i in range(2))
+    found = distances.mse(ours, theirs)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, (ours.float() - theirs.float()).square().mean(-1))
