@@ -12,7 +12,7 @@ from limbeck.distiller import Distiller
 from limbeck.engine import residual
 from limbeck.engine.beside import Beside
 from limbeck.engine.blocks import Swapped
-from limbeck.engine.draws import Draws
+from limbeck.engine.dropout import Draws
 from limbeck.engine.half import Half, has_kernels
 from limbeck.engine.products import Leaf, joints, trained_forwards
 from limbeck.engine.residual import Residual, frozen_residuals, residuals, trained_residuals
@@ -195,11 +195,10 @@ def test_a_model_that_trains_gives_the_same(family):
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
     weights = dict(model.named_parameters())
     for leaf in leaves:
-        theirs = (
-            torch.cat([weights[name].grad for name in leaf.names]) if weights[leaf.names[0]].grad is not None else 0
-        )
-        ours = (leaf.gradient if leaf.written else 0) + (leaf.tensor.grad if leaf.tensor.grad is not None else 0)
-        assert (torch.as_tensor(ours - theirs)).norm() <= 1e-4 * torch.as_tensor(theirs).norm() + 1e-4, leaf.names
+        theirs = torch.cat([weights[name].grad for name in leaf.names])
+        found = [leaf.gradient if leaf.written else None, leaf.tensor.grad]  # DeBERTa's maps are asked twice
+        ours = sum(part for part in found if part is not None)
+        assert (ours - theirs).norm() <= 1e-4 * theirs.norm() + 1e-4, leaf.names
     norms = [by_name[f"{name}.LayerNorm.weight"] for name in residuals(model)]
     assert all(leaf.written and leaf.tensor.grad is None for leaf in norms)
     assert draws.seed is None

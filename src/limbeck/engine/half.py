@@ -10,7 +10,7 @@ from torch.func import functional_call
 from limbeck.distiller import Distiller, Output
 from limbeck.engine.beside import Beside
 from limbeck.engine.blocks import Swapped
-from limbeck.engine.draws import Draws
+from limbeck.engine.dropout import Draws
 from limbeck.engine.products import Leaf, joints, trained_forwards
 
 APART = 64  # numbers: what is laid one after another begins at multiples of this

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from limbeck.engine.beside import Beside
 from limbeck.engine.blocks import Swapped
-from limbeck.engine.draws import Draws
+from limbeck.engine.dropout import Draws
 from limbeck.engine.products import Leaf, norm_gradients
 
 WIDEST = 8192  # numbers of a row: one program holds it
