@@ -1,5 +1,6 @@
 """What only a GPU can show; skipped elsewhere."""
 
+from copy import deepcopy
 from dataclasses import replace
 
 import numpy as np
@@ -55,6 +56,7 @@ def made(
     family="bert",
     auto=AutoModelForSequenceClassification,
     attention=False,
+    light=False,
     say=print,
 ):
     accelerator = accelerated()
@@ -68,7 +70,10 @@ def made(
     if attention:
         terms["attention"] = Match("scores", map="last")
     student, teacher = tiny_model(family, 2, seed=1, auto=auto), tiny_model(family, 4, auto=auto)
-    module = Distiller(teacher, student, terms, steps=10).to("cuda").train()
+    module = Distiller(teacher, student, terms, steps=10)
+    if light:
+        module.teacher.lighten(deepcopy(teacher).bfloat16())
+    module.to("cuda").train()
     data = examples(64)
     if auto is AutoModelForCausalLM:  # what is right are the words themselves
         data = replace(data, labels=None)
@@ -108,17 +113,21 @@ def test_twenty_steps_wait_for_nothing(how):
 
 @pytest.mark.parametrize("cached", [False, True])
 def test_captured_is_eager(cached):
-    eager, captured = (run(*made(eager=eager, cached=cached), 20) for eager in (True, False))
+    eager = run(*made(eager=True, cached=cached), 20)
+    module, step = made(cached=cached)
+    captured = run(module, step, 20)
+    assert step.half.draws.asked == 4  # both layers drop twice by masks of our own
     assert all(torch.equal(a, b) for a, b in zip(eager, captured))
 
 
 @pytest.mark.parametrize("pieces", [1, 2])
 @pytest.mark.parametrize("cached", [False, True])
 def test_what_makes_a_step_fast_changes_nothing(cached, pieces, monkeypatch):
-    """Joined products, gradients beside and an update in one pass, against torch's modules and torch's AdamW."""
+    """Joined products, gradients beside, residual sums normed at once and an update in one pass, against torch's
+    modules and torch's AdamW."""
 
     def losses():
-        module, step = made(cached=cached)
+        module, step = made(cached=cached, light=True)
         module.eval()  # no dropout
         found = []
         with step.running():
@@ -133,12 +142,16 @@ def test_what_makes_a_step_fast_changes_nothing(cached, pieces, monkeypatch):
     assert fast.one_pass
     assert any(len(leaf.names) == 3 for leaf in fast.half.leaves)
     assert fast.half.beside.stream is not None
+    assert sum(type(module).__name__ == "BertOutput" for module in fast.half.swapped.forwards) == 2
+    assert cached or sum(type(module).__name__ == "BertOutput" for module in fast.above.forwards) == 4
     monkeypatch.setattr("limbeck.engine.step.updating_at_once", lambda *given: None)
     monkeypatch.setattr("limbeck.engine.step.frozen_forwards", lambda model: {})
+    monkeypatch.setattr("limbeck.engine.residual.residuals", lambda model: {})
     monkeypatch.setattr("limbeck.engine.half.joints", lambda model: [])
     monkeypatch.setattr("limbeck.engine.half.trained_forwards", lambda *given: {})
     plain, theirs, as_well = losses()
     assert not plain.one_pass
+    assert not {**plain.half.swapped.forwards, **plain.above.forwards}
     assert (ours - theirs).abs().max() <= 0.02 * theirs.abs().max()
     # Adam moves every weight by up to the learning rate, whichever way the rounding of a small gradient points.
     far = [float((a - b).abs().mean()) for a, b in zip(moved, as_well)]

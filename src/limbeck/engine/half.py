@@ -1,6 +1,7 @@
 """Half precision: forward and backward run on bf16 copies of the student's weights; what is optimised stays in fp32."""
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch.func import functional_call
 from limbeck.distiller import Distiller, Output
 from limbeck.engine.beside import Beside
 from limbeck.engine.blocks import Swapped
+from limbeck.engine.dropout import Draws
 from limbeck.engine.products import Leaf, joints, trained_forwards
 
 APART = 64  # numbers: what is laid one after another begins at multiples of this
@@ -19,7 +21,8 @@ class Half:
 
     Under autocast every layer casts its weights and inputs, and norms and residual sums stay in fp32: kernels that
     small batches notice. Objectives and aligners are not touched; they compute in fp32. With `own_products`, linear
-    maps and norms run as products.py has them, otherwise as torch does.
+    maps and norms run as products.py has them, and residual sums as residual.py where there are kernels, otherwise as
+    torch does.
     """
 
     def __init__(self, distiller: Distiller, *, own_products: bool = True) -> None:
@@ -28,7 +31,7 @@ class Half:
         self.trained = {name: weight for name, weight in weights.items() if weight.requires_grad}
         frozen = {name: weight for name, weight in weights.items() if not weight.requires_grad}
         self.frozen = {name: weight.detach().bfloat16() for name, weight in frozen.items()}
-        self.beside = Beside()
+        self.beside, self.draws = Beside(), Draws()
         joined = [maps for maps in joints(student) if own_products and self._all_train(maps)]
         together = [[f"{one}.{part}" for one in maps] for maps in joined for part in ("weight", "bias")]
         together = [names for names in together if names[0] in self.trained]
@@ -36,6 +39,10 @@ class Half:
         self.leaves = self._laid_out([*together, *([name] for name in self.trained if name in others)])
         by_name = {name: leaf for leaf in self.leaves for name in leaf.names}
         own = trained_forwards(student, joined, by_name, self.beside) if own_products else {}
+        if own_products and has_kernels(student.device):
+            from limbeck.engine.residual import trained_residuals
+
+            own |= trained_residuals(student, by_name, self.beside, self.draws)
         self.swapped = Swapped(own)
         parts = {name: part for leaf in self.leaves for name, part in leaf.copies().items()}
         self.copied = [(part.detach(), weights[name].detach()) for name, part in {**parts, **self.frozen}.items()]
@@ -72,6 +79,7 @@ class Half:
         """The distiller's forward, on the copies."""
         for leaf in self.leaves:
             leaf.written = False  # a capture that failed may have left it
+        self.draws.begin()
         copies = {name: part for leaf in self.leaves for name, part in leaf.copies().items()} | self.frozen
         with self.swapped.running():
             return functional_call(
@@ -99,3 +107,8 @@ class Half:
     def hand_over(self, *, add: bool) -> None:
         """Move the copies' gradients to the weights, added to what is there or in its stead."""
         (self.sum.add_ if add else self.sum.copy_)(self.made)
+
+
+def has_kernels(device: torch.device) -> bool:
+    """Whether kernels of our own can run there."""
+    return device.type == "cuda" and find_spec("triton") is not None

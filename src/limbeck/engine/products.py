@@ -98,11 +98,20 @@ class Norm(torch.autograd.Function):
     def backward(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:
         """The gradient of the input; those of the weights are written."""
         x, mean, rstd, weight, bias = ctx.saved_tensors
+        norm_gradients(ctx.leaves, ctx.beside, given[0], *ctx.saved_tensors)
         back = partial(torch.ops.aten.native_layer_norm_backward, given[0], x, weight.shape, mean, rstd, weight, bias)
-        with ctx.beside(given[0], x, mean, rstd):
-            for leaf, gradient in zip(ctx.leaves, back([False, True, True])[1:]):
-                leaf.add(gradient)
         return back([True, False, False])[0] if ctx.needs_input_grad[0] else None, None, None, None, None, None
+
+
+def norm_gradients(
+    leaves: Sequence[Leaf], beside: Beside, above: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, *weights: Tensor
+) -> None:
+    """Write the gradients of a norm's weights, from the gradient of what it gave, and what it was given."""
+    back = torch.ops.aten.native_layer_norm_backward
+    with beside(above, x, mean, rstd):
+        found = back(above, x, weights[0].shape, mean, rstd, *weights, [False, True, True])[1:]
+        for leaf, gradient in zip(leaves, found):
+            leaf.add(gradient)
 
 
 class Joint:

@@ -25,7 +25,7 @@ from limbeck.engine.blocks import Recomputed, Swapped
 from limbeck.engine.captures import Captures
 from limbeck.engine.checkpoints import Checkpoint
 from limbeck.engine.compiled import Compiled, failed
-from limbeck.engine.half import Half
+from limbeck.engine.half import Half, has_kernels
 from limbeck.engine.products import frozen_forwards
 from limbeck.engine.sharding import average, clip, hold_ends, is_sharded
 from limbeck.engine.world import seed_for
@@ -83,7 +83,7 @@ class Step:
         self.direct = [p for p in self.parameters if id(p) not in copied]  # these get their gradients from autograd
         self.compiled = Compiled([distiller.tap, *live_taps(distiller)]) if compiled else None
         above = light_teacher(distiller) if self.half and not compiled else None
-        self.above = Swapped(frozen_forwards(above) if above else {})
+        self.above = Swapped(swift_forwards(above) if above else {})
         self.recomputed = Recomputed(distiller.student) if recomputed else None
 
     @contextmanager
@@ -215,6 +215,16 @@ def light_teacher(distiller: Distiller) -> PreTrainedModel | None:
     """The teacher that runs in a step, if it is a copy in half precision, which nobody else has and nobody trains."""
     live = distiller.teacher and distiller.teacher.live
     return live.model if live and live.light else None
+
+
+def swift_forwards(teacher: PreTrainedModel) -> dict[nn.Module, Callable[..., Tensor]]:
+    """What a teacher's modules run instead of their own forwards, if it is ours alone."""
+    made: dict[nn.Module, Callable[..., Tensor]] = {**frozen_forwards(teacher)}
+    if has_kernels(teacher.device):
+        from limbeck.engine.residual import frozen_residuals
+
+        made |= frozen_residuals(teacher)
+    return made
 
 
 def updating_at_once(optimizer: torch.optim.AdamW, half: Half) -> "OnePass | None":
