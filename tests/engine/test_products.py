@@ -1,16 +1,21 @@
-"""Linear maps and norms of our own give what torch's give, and their weights' gradients lie where they should."""
+"""Our own linear maps, norms and embeddings give what torch's give, and gradients of weights lie where they should."""
+
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 from torch.func import functional_call
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
 from limbeck.distiller import Distiller
+from limbeck.engine import products
 from limbeck.engine.beside import Beside
 from limbeck.engine.blocks import Swapped
 from limbeck.engine.half import Half
 from limbeck.engine.products import Leaf, frozen_forwards, joints, trained_forwards
 from limbeck.objectives import Labels, Match
-from tests.tiny import every_family, tiny_batch, tiny_model
+from tests.tiny import every_family, tiny_batch, tiny_model, tiny_pair, tiny_texts, two_sided
 
 JOINED = set(every_family) - {"modernbert", "gpt2"}  # whose queries, keys and values are one map already
 
@@ -45,22 +50,68 @@ def differentiated(model, batch, joined):
     return logits.detach(), found, leaves
 
 
-@pytest.mark.parametrize("family", every_family)
-def test_own_products_are_torchs(family):
-    model = tiny_model(family, 2).double().eval()
-    batch = {"input_ids": tiny_batch()["input_ids"]}
+def compare(model, batch):
+    """Have our products differentiate as torch's do: the leaves they wrote."""
+    model = model.double().eval()
     expected = model(**batch).logits
     expected.square().sum().backward()
-    joined = joints(model)
-    logits, found, leaves = differentiated(model, batch, joined)
+    logits, found, leaves = differentiated(model, batch, joints(model))
     torch.testing.assert_close(logits, expected.detach(), atol=1e-12, rtol=1e-10)
     for name, weight in model.named_parameters():
         gradient = weight.grad if weight.grad is not None else torch.zeros_like(weight)
         torch.testing.assert_close(
             found[name], gradient, atol=1e-10, rtol=1e-8, msg=lambda said, n=name: f"{n}: {said}"
         )
-    assert bool(joined) == (family in JOINED)
+    return leaves
+
+
+@pytest.fixture(params=[False, True], ids=["by torch", "by a product"])
+def tables(request, monkeypatch):
+    """How gradients of embeddings are found: as on a CPU, or as on a GPU, whose kernels test_sums.py has."""
+    if request.param:
+        monkeypatch.setattr(products, "sums_for", lambda like: SimpleNamespace(worth=lambda rows: False))
+
+
+@pytest.mark.usefixtures("tables")
+@pytest.mark.parametrize("family", every_family)
+def test_own_products_are_torchs(family):
+    model = tiny_model(family, 2)
+    leaves = compare(model, {"input_ids": tiny_batch()["input_ids"]})
+    assert bool(joints(model)) == (family in JOINED)
     assert sum(leaf.written for leaf in leaves) > 10  # most gradients came our way
+
+
+@pytest.mark.usefixtures("tables")
+@pytest.mark.parametrize(
+    ("family", "auto"),
+    [("bert", AutoModelForMaskedLM), ("gpt2", AutoModelForCausalLM), ("qwen2", AutoModelForCausalLM)],
+)
+def test_a_head_that_shares_the_table_is_ours_too(family, auto):
+    model = tiny_model(family, 2, auto=auto, tie_word_embeddings=True)
+    table, head = model.get_input_embeddings(), model.get_output_embeddings()
+    assert table.weight is head.weight
+    leaves = compare(model, {"input_ids": tiny_batch()["input_ids"]})
+    (leaf,) = (leaf for leaf in leaves if leaf.tensor.shape == table.weight.shape)
+    assert leaf.written
+    assert leaf.tensor.grad is None
+
+
+@pytest.mark.usefixtures("tables")
+@pytest.mark.parametrize("family", two_sided)
+def test_two_sides_have_torchs_gradients(family):
+    leaves = compare(tiny_pair(family, 2, 2), tiny_texts())
+    assert sum(leaf.written for leaf in leaves) > 10
+
+
+def test_embeddings_are_ours():
+    model = tiny_model("bert", 1)
+    leaves = compare(model, {name: tiny_batch()[name] for name in ("input_ids", "token_type_ids")})
+    tables = {name for name, module in model.named_modules() if type(module) is nn.Embedding}
+    assert len(tables) == 3
+    for leaf in leaves:
+        if leaf.names[0].removesuffix(".weight") in tables:
+            assert leaf.written
+            assert leaf.tensor.grad is None
 
 
 def test_a_weight_used_twice_has_both_gradients():

@@ -8,12 +8,13 @@ from torch.func import functional_call
 
 pytest.importorskip("triton")
 
+from limbeck import kernels
 from limbeck.distiller import Distiller
 from limbeck.engine import residual
 from limbeck.engine.beside import Beside
 from limbeck.engine.blocks import Swapped
 from limbeck.engine.dropout import Draws
-from limbeck.engine.half import Half, has_kernels
+from limbeck.engine.half import Half
 from limbeck.engine.products import Leaf, joints, trained_forwards
 from limbeck.engine.residual import Residual, frozen_residuals, residuals, trained_residuals
 from limbeck.objectives import Labels, Match
@@ -319,7 +320,7 @@ def test_half_precision_is_near_torchs():
 
 
 def test_without_kernels_modules_run_as_they_are():
-    assert not has_kernels(torch.device("cpu"))
+    assert not kernels.run_on(torch.device("cpu"))
     if DEVICE == "cpu":
         ran = half()
         assert not set(residuals(ran.distiller.student).values()) & ran.swapped.forwards.keys()

@@ -1,12 +1,12 @@
 """Half precision: forward and backward run on bf16 copies of the student's weights; what is optimised stays in fp32."""
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch.func import functional_call
 
+from limbeck import kernels
 from limbeck.distiller import Distiller, Output
 from limbeck.engine.beside import Beside
 from limbeck.engine.blocks import Swapped
@@ -39,7 +39,7 @@ class Half:
         self.leaves = self._laid_out([*together, *([name] for name in self.trained if name in others)])
         by_name = {name: leaf for leaf in self.leaves for name in leaf.names}
         own = trained_forwards(student, joined, by_name, self.beside) if own_products else {}
-        if own_products and has_kernels(student.device):
+        if own_products and kernels.run_on(student.device):
             from limbeck.engine.residual import trained_residuals
 
             own |= trained_residuals(student, by_name, self.beside, self.draws)
@@ -107,8 +107,3 @@ class Half:
     def hand_over(self, *, add: bool) -> None:
         """Move the copies' gradients to the weights, added to what is there or in its stead."""
         (self.sum.add_ if add else self.sum.copy_)(self.made)
-
-
-def has_kernels(device: torch.device) -> bool:
-    """Whether kernels of our own can run there."""
-    return device.type == "cuda" and find_spec("triton") is not None

@@ -1,4 +1,4 @@
-"""Linear maps and norms as they run while a student trains in half precision.
+"""Linear maps, norms and embeddings as they run while a student trains in half precision.
 
 Queries, keys and values are one product, of weights that lie one below another. Gradients of weights are written where
 the optimiser reads them, beside the rest of the backward. What comes out is what torch's own modules give.
@@ -13,10 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from limbeck import architectures
+from limbeck import architectures, kernels
 from limbeck.engine.beside import Beside
 
 ALIGNED = 8  # numbers of two bytes that a wide load takes
+SMALL = 1024  # rows of a table: up to here its gradient is a matrix product
 
 
 class Leaf:
@@ -38,29 +39,48 @@ class Leaf:
     def _parts(self, whole: Tensor) -> dict[str, Tensor]:
         return dict(zip(self.names, whole.split(self.rows) if len(self.rows) > 1 else [whole]))
 
+    def target(self) -> tuple[Tensor, bool]:
+        """Where a gradient is to be written, and whether added to what is there. It counts as written from now on."""
+        before, self.written = self.written, True
+        return self.gradient, before
+
     def add_product(self, left: Tensor, right: Tensor) -> None:
         """A gradient that is a matrix product."""
-        if self.written:
-            self.gradient.addmm_(left, right)
+        gradient, add = self.target()
+        if add:
+            gradient.addmm_(left, right)
         else:
-            torch.mm(left, right, out=self.gradient)
-        self.written = True
+            torch.mm(left, right, out=gradient)
 
     def add_sum(self, rows: Tensor) -> None:
         """A gradient that is a sum of rows."""
-        if self.written:
-            self.gradient.add_(rows.sum(0))
+        if (sums := sums_for(rows)) and sums.worth(rows):
+            sums.add_columns(rows, *self.target())
+            return
+        gradient, add = self.target()
+        if add:
+            gradient.add_(rows.sum(0))
         else:
-            torch.sum(rows, 0, out=self.gradient)
-        self.written = True
+            torch.sum(rows, 0, out=gradient)
 
-    def add(self, gradient: Tensor) -> None:
+    def add(self, found: Tensor) -> None:
         """A gradient."""
-        if self.written:
-            self.gradient.add_(gradient)
-        else:
-            self.gradient.copy_(gradient)
-        self.written = True
+        gradient, add = self.target()
+        (gradient.add_ if add else gradient.copy_)(found)
+
+    def begin(self) -> Tensor:
+        """The gradient, to be added to: 0 unless something is there already."""
+        gradient, begun = self.target()
+        return gradient if begun else gradient.zero_()
+
+
+def sums_for(like: Tensor) -> Any:
+    """sums.py, which adds up tensors like this one; None where it cannot."""
+    if not (kernels.run_on(like.device) and like.dtype == torch.bfloat16):
+        return None
+    from limbeck.engine import sums
+
+    return sums
 
 
 class Product(torch.autograd.Function):
@@ -107,11 +127,51 @@ def norm_gradients(
     leaves: Sequence[Leaf], beside: Beside, above: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, *weights: Tensor
 ) -> None:
     """Write the gradients of a norm's weights, from the gradient of what it gave, and what it was given."""
-    back = torch.ops.aten.native_layer_norm_backward
     with beside(above, x, mean, rstd):
+        gradients, rows = (tensor.reshape(-1, weights[0].numel()) for tensor in (above, x))
+        if (sums := sums_for(x)) and sums.worth(gradients) and sums.worth(rows):
+            sums.add_norm(gradients, rows, mean, rstd, *(leaf.target() for leaf in leaves))
+            return
+        back = torch.ops.aten.native_layer_norm_backward
         found = back(above, x, weights[0].shape, mean, rstd, *weights, [False, True, True])[1:]
         for leaf, gradient in zip(leaves, found):
             leaf.add(gradient)
+
+
+class Embedding(torch.autograd.Function):
+    """`F.embedding`, whose table's gradient goes to its leaf.
+
+    What needs no gradient, ids in order and a gradient of zeros, is made beside the forward. Not the zeros where a
+    linear map shares the table: it comes first in the backward, and writes without reading.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, ids: Tensor, weight: Tensor, leaf: Leaf, beside: Beside, padding: int, shared: bool):
+        ctx.leaf, ctx.beside, ctx.padding, found = leaf, beside, padding, ()
+        if len(weight) > SMALL and (sums := sums_for(weight)):
+            with beside(ids):
+                found = sums.segments(ids)
+                if not shared:
+                    leaf.begin()
+        ctx.save_for_backward(ids, *found)
+        return F.embedding(ids, weight, padding if padding >= 0 else None)
+
+    @staticmethod
+    def backward(ctx: Any, *given: Tensor) -> tuple[None, ...]:
+        """Nothing: the gradient of the table is written."""
+        ids, *found = ctx.saved_tensors
+        leaf, size = ctx.leaf, len(ctx.leaf.gradient)
+        with ctx.beside(given[0], ids):
+            rows, sums = given[0].reshape(-1, given[0].shape[-1]), sums_for(given[0])
+            if sums is None:
+                leaf.add(torch.ops.aten.embedding_dense_backward(given[0], ids, size, ctx.padding, False))
+            elif size <= SMALL:
+                places = torch.arange(size, device=ids.device)[:, None]
+                chosen = (ids.flatten() == places) & (places != ctx.padding)
+                leaf.add_product(chosen.to(rows.dtype), rows)
+            else:
+                sums.add_by_id(rows.contiguous(), found, leaf.begin(), ctx.padding)
+        return None, None, None, None, None, None
 
 
 class Joint:
@@ -150,6 +210,12 @@ def norm(leaves: Sequence[Leaf], beside: Beside, eps: float) -> Callable[[Tensor
     return lambda x: Norm.apply(x, weight, bias, leaves, beside, eps)  # type: ignore[return-value]
 
 
+def embedding(leaf: Leaf, beside: Beside, padding: int | None, shared: bool) -> Callable[[Tensor], Tensor]:
+    """A look-up in this table, which a linear map may share."""
+    left_out = -1 if padding is None else padding
+    return lambda ids: Embedding.apply(ids, leaf.tensor, leaf, beside, left_out, shared)  # type: ignore[return-value]
+
+
 def joints(model: PreTrainedModel) -> list[list[str]]:
     """The names of the maps that are given the same input: queries, keys and values of every self-attention."""
     names = {module: name for name, module in model.named_modules()}
@@ -173,22 +239,33 @@ def _alike(one: nn.Linear, other: nn.Linear) -> bool:
 def trained_forwards(
     model: PreTrainedModel, joined: Iterable[Sequence[str]], leaves: Mapping[str, Leaf], beside: Beside
 ) -> dict[nn.Module, Callable[[Tensor], Tensor]]:
-    """Another forward for every linear map and norm whose weights have leaves, and for those joined."""
+    """Another forward for every linear map, norm and embedding whose weights have leaves, and for those joined."""
+    known = {weight: leaves[name] for name, weight in model.named_parameters() if name in leaves}
 
-    def of(name: str) -> list[Leaf]:
-        found = [leaves.get(f"{name}.{part}") for part, _ in model.get_submodule(name).named_parameters(recurse=False)]
+    def of(module: nn.Module) -> list[Leaf]:
+        """The leaves of all its weights, under whatever name: a head may share the embeddings' table."""
+        found = [known.get(weight) for weight in module.parameters(recurse=False)]
         return [leaf for leaf in found if leaf is not None] if None not in found else []
 
     made: dict[nn.Module, Callable[[Tensor], Tensor]] = {}
     for names in joined:
-        maps = [model.get_submodule(name) for name in names]
-        made |= Joint(maps, product(of(names[0]), beside)).forwards()  # type: ignore[arg-type]
-    for name, module in model.named_modules():
-        if type(module) is nn.Linear and module not in made and (own := of(name)):
+        maps: list[Any] = [model.get_submodule(name) for name in names]
+        made |= Joint(maps, product(of(maps[0]), beside)).forwards()
+    for module in model.modules():
+        if type(module) is nn.Linear and module not in made and (own := of(module)):
             made[module] = product(own, beside)
-        if type(module) is nn.LayerNorm and len(own := of(name)) == 2:
+        if type(module) is nn.LayerNorm and len(own := of(module)) == 2:
             made[module] = norm(own, beside, module.eps)
+    multiplied = {leaf for module in made if type(module) is nn.Linear for leaf in of(module)}
+    for module in model.modules():
+        if type(module) is nn.Embedding and _plain(module) and (own := of(module)):
+            made[module] = embedding(own[0], beside, module.padding_idx, own[0] in multiplied)
     return made
+
+
+def _plain(module: nn.Embedding) -> bool:
+    """Whether it looks up rows and does no more."""
+    return module.max_norm is None and not module.scale_grad_by_freq and not module.sparse
 
 
 def frozen_forwards(model: PreTrainedModel) -> dict[nn.Module, Callable[[Tensor], Tensor]]:

@@ -7,7 +7,6 @@ So the same code runs eagerly (on CPU, under DDP) and as a captured CUDA graph, 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from importlib.util import find_spec
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
+from limbeck import kernels
 from limbeck.data.plan import Length
 from limbeck.data.resident import Resident, Streamed
 from limbeck.distiller import Distiller, Output
@@ -25,7 +25,7 @@ from limbeck.engine.blocks import Recomputed, Swapped
 from limbeck.engine.captures import Captures
 from limbeck.engine.checkpoints import Checkpoint
 from limbeck.engine.compiled import Compiled, failed
-from limbeck.engine.half import Half, has_kernels
+from limbeck.engine.half import Half
 from limbeck.engine.products import frozen_forwards
 from limbeck.engine.sharding import average, clip, hold_ends, is_sharded
 from limbeck.engine.world import seed_for
@@ -220,7 +220,7 @@ def light_teacher(distiller: Distiller) -> PreTrainedModel | None:
 def swift_forwards(teacher: PreTrainedModel) -> dict[nn.Module, Callable[..., Tensor]]:
     """What a teacher's modules run instead of their own forwards, if it is ours alone."""
     made: dict[nn.Module, Callable[..., Tensor]] = {**frozen_forwards(teacher)}
-    if has_kernels(teacher.device):
+    if kernels.run_on(teacher.device):
         from limbeck.engine.residual import frozen_residuals
 
         made |= frozen_residuals(teacher)
@@ -229,7 +229,7 @@ def swift_forwards(teacher: PreTrainedModel) -> dict[nn.Module, Callable[..., Te
 
 def updating_at_once(optimizer: torch.optim.AdamW, half: Half) -> "OnePass | None":
     """What updates weights, moments and copies in one pass; None where nothing trains or its compiler is missing."""
-    if not (half.trained and find_spec("triton")):
+    if not (half.trained and kernels.found()):
         return None
     from limbeck.engine.one_pass import OnePass, Place
 
