@@ -1,5 +1,6 @@
 """What only a GPU can show; skipped elsewhere."""
 
+import gc
 from copy import deepcopy
 from dataclasses import replace
 
@@ -14,6 +15,8 @@ from limbeck.data import resident
 from limbeck.data.kinds import KINDS
 from limbeck.data.spec import DataSpec
 from limbeck.distiller import Distiller
+from limbeck.engine import products
+from limbeck.engine.captures import Captures
 from limbeck.engine.step import Step
 from limbeck.objectives import Labels, Logits, Match
 from limbeck.prepare import prepare, request
@@ -136,7 +139,9 @@ def test_what_makes_a_step_fast_changes_nothing(cached, pieces, monkeypatch):
                 ids = np.random.default_rng(at).permutation(64)[:16]
                 step(np.split(ids, pieces), 16 + 16 * (at % 2), 16, LR, seed=at)
                 found.append(step.read()["loss"])
-        return step, torch.tensor(found), [p.detach().clone() for p in module.parameters()]
+        # A key's bias is the same to all a query sees: it has no gradient but rounding, which Adam makes steps of.
+        moved = {n: p.detach().clone() for n, p in module.named_parameters() if not n.endswith("key.bias")}
+        return step, torch.tensor(found), moved
 
     fast, ours, moved = losses()
     assert fast.one_pass
@@ -154,8 +159,8 @@ def test_what_makes_a_step_fast_changes_nothing(cached, pieces, monkeypatch):
     assert not {**plain.half.swapped.forwards, **plain.above.forwards}
     assert (ours - theirs).abs().max() <= 0.02 * theirs.abs().max()
     # Adam moves every weight by up to the learning rate, whichever way the rounding of a small gradient points.
-    far = [float((a - b).abs().mean()) for a, b in zip(moved, as_well)]
-    assert max(far) <= 4 * LR
+    far = {name: float((moved[name] - as_well[name]).abs().mean()) for name in moved}
+    assert not {name: mean for name, mean in far.items() if mean > LR}
 
 
 @pytest.mark.parametrize("attention", [False, True])
@@ -242,8 +247,29 @@ def test_running_text_is_captured(recipe, kind, teacher, fits, monkeypatch):
     assert all(torch.equal(a, b) for a, b in zip(eager, captured))
 
 
-def test_a_step_that_cannot_be_captured_runs_eagerly():
-    """With dropout: a capture that failed must not leave the generator unusable."""
+def test_no_garbage_is_collected_while_capturing():
+    """Among it may be graphs of an earlier stage, and a capture does not survive the end of one."""
+    captures, collects = Captures(), []
+    buffer = torch.zeros(8, device="cuda")
+
+    def work():
+        collects.append(gc.isenabled())
+        buffer.add_(1)
+
+    with torch.cuda.stream(torch.cuda.Stream()):
+        for seed in range(3):
+            captures.run("key", work, seed)
+    torch.cuda.synchronize()
+    assert collects == [True, False]  # run, captured; then replayed
+    assert gc.isenabled()
+    assert buffer.tolist() == [3.0] * 8
+
+
+@pytest.mark.parametrize("small", [products.SMALL, 4])
+def test_a_step_that_cannot_be_captured_runs_eagerly(small, monkeypatch):
+    """With dropout: a capture that failed must not leave the generator unusable. Nor what had begun beside it, such as
+    a table's gradient if it is not small."""
+    monkeypatch.setattr(products, "SMALL", small)
     said = []
     eager = run(*made(eager=True, labels=Waiting), 12)
     module, step = made(labels=Waiting, say=said.append)

@@ -1,7 +1,8 @@
 """CUDA graphs: work captured once a shape, then replayed without a launch from Python."""
 
-from collections.abc import Callable, Hashable
-from contextlib import suppress
+import gc
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -37,7 +38,7 @@ class Captures:
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
         try:
-            with torch.cuda.graph(graph, pool=self.pool, stream=torch.cuda.current_stream()):
+            with uncollected(), torch.cuda.graph(graph, pool=self.pool, stream=torch.cuda.current_stream()):
                 before = torch.cuda.memory_reserved()
                 work()
                 grown = torch.cuda.memory_reserved() - before
@@ -59,6 +60,18 @@ class Captures:
             f"{len(self.graphs)} batch shapes captured as CUDA graphs, which share {graphs:.1f} GiB; "
             f"{everything:.1f} GiB of GPU memory held in all"
         )
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """In here Python collects no garbage: a graph of an earlier stage among it would break the capture as it goes."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def recover(pool: Any) -> None:
