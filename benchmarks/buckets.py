@@ -53,10 +53,10 @@ def one(job: tuple) -> dict:
     task, planned, seed, args = job
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     import limbeck
+    from limbeck.data import plan
     from limbeck.engine import loop
 
-    if planned == "plain":
-        loop.plan = plain
+    loop.plan = plain if planned == "plain" else plan.plan  # a worker may have run the other before
     out = Path(args.work) / f"{task}-{planned}-{seed}"
     same = [f"stages.*.epochs={args.epochs}", "stages.*.lr=5e-5", "stages.*.batch=32"]
     run = limbeck.finetune(args.model, task=task, data=args.data, out=out, seed=seed, set=same, quiet=True)
