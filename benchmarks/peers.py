@@ -61,9 +61,7 @@ TRAINER = "transformers.Trainer"
 OURS = {
     "limbeck, eager": {"cached": False, "eager": True},
     "limbeck": {"cached": False},
-    "limbeck, compiled": {"cached": False, "compiled": True},
     "limbeck, cached": {"cached": True},
-    "limbeck, cached and compiled": {"cached": True, "compiled": True},
 }
 
 

@@ -12,6 +12,7 @@ from limbeck.distiller import Distiller
 from limbeck.engine import products
 from limbeck.engine.beside import Beside
 from limbeck.engine.blocks import Swapped
+from limbeck.engine.forks import Forks
 from limbeck.engine.half import Half
 from limbeck.engine.products import Leaf, frozen_forwards, joints, trained_forwards
 from limbeck.objectives import Labels, Match
@@ -39,7 +40,7 @@ def differentiated(model, batch, joined):
     leaves = leaves_of(model, joined)
     by_name = {name: leaf for leaf in leaves for name in leaf.names}
     copies = {name: part for leaf in leaves for name, part in leaf.copies().items()}
-    with Swapped(trained_forwards(model, joined, by_name, Beside())).running():
+    with Swapped(trained_forwards(model, joined, by_name, Beside(), Forks())).running():
         logits = functional_call(model, copies, kwargs=batch).logits
     logits.square().sum().backward()
     found = {}
@@ -121,7 +122,7 @@ def test_a_weight_used_twice_has_both_gradients():
     leaves = leaves_of(model, joints(model))
     by_name = {name: leaf for leaf in leaves for name in leaf.names}
     copies = {name: part for leaf in leaves for name, part in leaf.copies().items()}
-    with Swapped(trained_forwards(model, joints(model), by_name, Beside())).running():
+    with Swapped(trained_forwards(model, joints(model), by_name, Beside(), Forks())).running():
         losses = [functional_call(model, copies, kwargs=batch).logits.square().sum() for _ in range(2)]
     sum(losses).backward()
     for leaf in leaves:
@@ -138,7 +139,7 @@ def test_a_map_asked_about_something_else_answers_for_that():
     one, other = torch.randn(2, 3, model.config.hidden_size, dtype=torch.float64)
     maps = [model.get_submodule(name) for name in names]
     expected = [maps[0](one), maps[1](other), maps[2](one)]
-    with Swapped(trained_forwards(model, joined, by_name, Beside())).running():
+    with Swapped(trained_forwards(model, joined, by_name, Beside(), Forks())).running():
         found = [maps[0](one), maps[1](other), maps[2](one)]
     for a, b in zip(found, expected):
         torch.testing.assert_close(a, b)

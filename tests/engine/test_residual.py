@@ -14,6 +14,7 @@ from limbeck.engine import residual
 from limbeck.engine.beside import Beside
 from limbeck.engine.blocks import Swapped
 from limbeck.engine.dropout import Draws
+from limbeck.engine.forks import Forks
 from limbeck.engine.half import Half
 from limbeck.engine.products import Leaf, joints, trained_forwards
 from limbeck.engine.residual import Residual, frozen_residuals, residuals, trained_residuals
@@ -45,7 +46,7 @@ def inputs(size, dtype=torch.float32, rows=(2, 3), seed=0):
 
 
 def run(h, x, weight, bias, p=0.0, draws=None):
-    return Residual.apply(h, x, weight.tensor, bias.tensor, [weight, bias], Beside(), EPS, p, draws or Draws())
+    return Residual.apply(h, x, weight.tensor, bias.tensor, [weight, bias], Beside(), EPS, p, draws or Draws(), Forks())
 
 
 def mask(out, p):
@@ -185,14 +186,16 @@ def test_a_model_that_trains_gives_the_same(family):
     batch = batch_for(model)
     expected = model(**batch).logits
     expected.square().sum().backward()
-    leaves, draws = leaves_of(model, joined := joints(model)), Draws()
+    leaves, draws, forks = leaves_of(model, joined := joints(model)), Draws(), Forks()
     by_name = {name: leaf for leaf in leaves for name in leaf.names}
-    forwards = trained_residuals(model, by_name, Beside(), draws)
+    forwards = trained_residuals(model, by_name, Beside(), draws, forks)
     assert len(forwards) == len(residuals(model)) > 0
     copies = {name: part for leaf in leaves for name, part in leaf.copies().items()}
-    with Swapped(trained_forwards(model, joined, by_name, Beside()) | forwards).running():
+    with Swapped(trained_forwards(model, joined, by_name, Beside(), forks) | forwards).running():
         logits = functional_call(model, copies, kwargs=batch).logits
         logits.square().sum().backward()
+    assert len(forks.joined) == len(forwards)  # each of them shares its input with a product
+    forks.settle()
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
     weights = dict(model.named_parameters())
     for leaf in leaves:
@@ -205,11 +208,50 @@ def test_a_model_that_trains_gives_the_same(family):
     assert draws.seed is None
 
 
+class Unjoined(Forks):
+    """Every sum hands its gradient to autograd."""
+
+    def join(self, x):
+        return None
+
+
+def test_a_gradient_that_waits_for_the_product_is_added_once():
+    """With dropout, when the product adds to it in place."""
+    model = tiny_model("bert", 2).train().to(DEVICE)
+    batch, found = batch_for(model), []
+    for forks in (Forks(), Unjoined()):
+        leaves, draws = leaves_of(model, joined := joints(model)), Draws()
+        by_name = {name: leaf for leaf in leaves for name in leaf.names}
+        forwards = trained_forwards(model, joined, by_name, Beside(), forks)
+        forwards |= trained_residuals(model, by_name, Beside(), draws, forks)
+        copies = {name: part for leaf in leaves for name, part in leaf.copies().items()}
+        torch.manual_seed(0)
+        with Swapped(forwards).running():
+            functional_call(model, copies, kwargs=batch).logits.square().sum().backward()
+        assert len(forks.joined) == (4 if type(forks) is Forks else 0)
+        assert draws.asked == 4
+        forks.settle()
+        found.append({name: part.clone() for leaf in leaves for name, part in leaf.gradients().items() if leaf.written})
+    assert len(found[0]) > 20
+    for name in found[0]:
+        torch.testing.assert_close(*(one[name] for one in found), atol=1e-4, rtol=1e-4)
+
+
+def test_a_gradient_left_behind_is_noticed():
+    forks, x = Forks(), torch.ones(2, 4)
+    forks.open(x)
+    forks.join(x).leave(torch.ones(2, 4), shared=False)
+    with pytest.raises(RuntimeError, match="left behind"):
+        forks.settle()
+    assert forks.join(x) is None  # one sum a product
+    forks.settle()
+
+
 def test_a_norm_that_does_not_train_is_left_alone():
     model = tiny_model("bert", 2)
     by_name = {name: leaf for leaf in leaves_of(model, []) for name in leaf.names}
     del by_name["bert.encoder.layer.0.output.LayerNorm.bias"]
-    forwards = trained_residuals(model, by_name, Beside(), Draws())
+    forwards = trained_residuals(model, by_name, Beside(), Draws(), Forks())
     assert model.bert.encoder.layer[0].output not in forwards
     assert len(forwards) == 3
 
@@ -301,7 +343,11 @@ def gradients(half, seed):
 def test_half_precision_is_near_torchs():
     plain, ours = half(), half()
     found = trained_residuals(
-        ours.distiller.student, {name: leaf for leaf in ours.leaves for name in leaf.names}, ours.beside, ours.draws
+        ours.distiller.student,
+        {name: leaf for leaf in ours.leaves for name in leaf.names},
+        ours.beside,
+        ours.draws,
+        ours.forks,
     )
     for module in residuals(plain.distiller.student).values():
         plain.swapped.forwards.pop(module, None)

@@ -9,6 +9,7 @@ pytest.importorskip("triton")
 
 from limbeck.engine import products, sums
 from limbeck.engine.beside import Beside
+from limbeck.engine.forks import Forks
 from limbeck.engine.products import Embedding, Leaf, Norm, trained_forwards
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -189,7 +190,7 @@ def test_a_shared_table_has_all_its_gradients(size, uses):
     model = Tied(size).to(DEVICE)
     ids = torch.tensor([[0, 1, 2, 2, 3], [3, 3, 3, 1, 0]], device=DEVICE)
     leaves = {name: leaf_of(weight.detach().clone()) for name, weight in model.named_parameters()}
-    forwards = trained_forwards(model, [], leaves, Beside())
+    forwards = trained_forwards(model, [], leaves, Beside(), Forks())
     assert set(forwards) == {model.words, model.head}
     for _ in range(uses):
         forwards[model.head](forwards[model.words](ids).tanh()).square().sum().backward()
@@ -206,7 +207,7 @@ def test_embeddings_that_do_more_are_left_alone():
     more = [{"max_norm": 1.0}, {"scale_grad_by_freq": True}, {"sparse": True}]
     model = nn.ModuleList([Scaled(9, 4), *(nn.Embedding(9, 4, **one) for one in more), nn.Embedding(9, 4)])
     leaves = {name: leaf_of(weight.detach()) for name, weight in model.named_parameters()}
-    assert list(trained_forwards(model, [], leaves, Beside())) == [model[-1]]
+    assert list(trained_forwards(model, [], leaves, Beside(), Forks())) == [model[-1]]
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs CUDA")

@@ -11,6 +11,7 @@ from limbeck.distiller import Distiller, Output
 from limbeck.engine.beside import Beside
 from limbeck.engine.blocks import Swapped
 from limbeck.engine.dropout import Draws
+from limbeck.engine.forks import Forks
 from limbeck.engine.products import Leaf, joints, trained_forwards
 
 APART = 64  # numbers: what is laid one after another begins at multiples of this
@@ -31,18 +32,18 @@ class Half:
         self.trained = {name: weight for name, weight in weights.items() if weight.requires_grad}
         frozen = {name: weight for name, weight in weights.items() if not weight.requires_grad}
         self.frozen = {name: weight.detach().bfloat16() for name, weight in frozen.items()}
-        self.beside, self.draws = Beside(), Draws()
+        self.beside, self.draws, self.forks = Beside(), Draws(), Forks()
         joined = [maps for maps in joints(student) if own_products and self._all_train(maps)]
         together = [[f"{one}.{part}" for one in maps] for maps in joined for part in ("weight", "bias")]
         together = [names for names in together if names[0] in self.trained]
         others = self.trained.keys() - {name for names in together for name in names}
         self.leaves = self._laid_out([*together, *([name] for name in self.trained if name in others)])
         by_name = {name: leaf for leaf in self.leaves for name in leaf.names}
-        own = trained_forwards(student, joined, by_name, self.beside) if own_products else {}
+        own = trained_forwards(student, joined, by_name, self.beside, self.forks) if own_products else {}
         if own_products and kernels.run_on(student.device):
             from limbeck.engine.residual import trained_residuals
 
-            own |= trained_residuals(student, by_name, self.beside, self.draws)
+            own |= trained_residuals(student, by_name, self.beside, self.draws, self.forks)
         self.swapped = Swapped(own)
         parts = {name: part for leaf in self.leaves for name, part in leaf.copies().items()}
         self.copied = [(part.detach(), weights[name].detach()) for name, part in {**parts, **self.frozen}.items()]
@@ -95,6 +96,7 @@ class Half:
         """Once a backward has ended: wait for what ran beside, and take what autograd found by other ways than ours.
         What nobody found is 0."""
         self.beside.join()
+        self.forks.settle()
         found = [leaf for leaf in self.leaves if leaf.tensor.grad is not None]
         for written, move in ((False, torch._foreach_copy_), (True, torch._foreach_add_)):  # pyright: ignore
             if alike := [leaf for leaf in found if leaf.written == written]:

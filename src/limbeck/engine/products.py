@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from limbeck import architectures, kernels
 from limbeck.engine.beside import Beside
+from limbeck.engine.forks import Forks
 
 ALIGNED = 8  # numbers of two bytes that a wide load takes
 SMALL = 1024  # rows of a table: up to here its gradient is a matrix product
@@ -87,9 +88,11 @@ class Product(torch.autograd.Function):
     """`F.linear`, whose weights' gradients go to their leaves."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, leaves: Sequence[Leaf], beside: Beside):
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, leaves: Sequence[Leaf], beside: Beside, forks: Forks
+    ):
         ctx.save_for_backward(x, weight)
-        ctx.leaves, ctx.beside = leaves, beside
+        ctx.leaves, ctx.beside, ctx.fork = leaves, beside, forks.open(x)
         return F.linear(x, weight, bias)
 
     @staticmethod
@@ -101,7 +104,7 @@ class Product(torch.autograd.Function):
             ctx.leaves[0].add_product(above.t(), rows)
             for bias in ctx.leaves[1:]:
                 bias.add_sum(above)
-        return given[0] @ weight if ctx.needs_input_grad[0] else None, None, None, None, None
+        return ctx.fork.product(given[0], weight) if ctx.needs_input_grad[0] else None, None, None, None, None, None
 
 
 class Norm(torch.autograd.Function):
@@ -198,10 +201,10 @@ class Joint:
         return {one: partial(self, place) for place, one in enumerate(self.maps)}
 
 
-def product(leaves: Sequence[Leaf], beside: Beside) -> Callable[[Tensor], Tensor]:
+def product(leaves: Sequence[Leaf], beside: Beside, forks: Forks) -> Callable[[Tensor], Tensor]:
     """A linear map by these weights."""
     weight, bias = leaves[0].tensor, leaves[1].tensor if len(leaves) > 1 else None
-    return lambda x: Product.apply(x, weight, bias, leaves, beside)  # type: ignore[return-value]
+    return lambda x: Product.apply(x, weight, bias, leaves, beside, forks)  # type: ignore[return-value]
 
 
 def norm(leaves: Sequence[Leaf], beside: Beside, eps: float) -> Callable[[Tensor], Tensor]:
@@ -237,7 +240,11 @@ def _alike(one: nn.Linear, other: nn.Linear) -> bool:
 
 
 def trained_forwards(
-    model: PreTrainedModel, joined: Iterable[Sequence[str]], leaves: Mapping[str, Leaf], beside: Beside
+    model: PreTrainedModel,
+    joined: Iterable[Sequence[str]],
+    leaves: Mapping[str, Leaf],
+    beside: Beside,
+    forks: Forks,
 ) -> dict[nn.Module, Callable[[Tensor], Tensor]]:
     """Another forward for every linear map, norm and embedding whose weights have leaves, and for those joined."""
     known = {weight: leaves[name] for name, weight in model.named_parameters() if name in leaves}
@@ -250,10 +257,10 @@ def trained_forwards(
     made: dict[nn.Module, Callable[[Tensor], Tensor]] = {}
     for names in joined:
         maps: list[Any] = [model.get_submodule(name) for name in names]
-        made |= Joint(maps, product(of(maps[0]), beside)).forwards()
+        made |= Joint(maps, product(of(maps[0]), beside, forks)).forwards()
     for module in model.modules():
         if type(module) is nn.Linear and module not in made and (own := of(module)):
-            made[module] = product(own, beside)
+            made[module] = product(own, beside, forks)
         if type(module) is nn.LayerNorm and len(own := of(module)) == 2:
             made[module] = norm(own, beside, module.eps)
     multiplied = {leaf for module in made if type(module) is nn.Linear for leaf in of(module)}

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from limbeck.engine.beside import Beside
 from limbeck.engine.blocks import Swapped
 from limbeck.engine.dropout import Draws
+from limbeck.engine.forks import Forks
 from limbeck.engine.products import Leaf, norm_gradients
 
 WIDEST = 8192  # numbers of a row: one program holds it
@@ -32,9 +33,10 @@ class Residual(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, h: Tensor, x: Tensor, weight: Tensor, bias: Tensor, leaves: Sequence[Leaf], beside: Beside,
-        eps: float, p: float, draws: Draws,
+        eps: float, p: float, draws: Draws, forks: Forks,
     ):  # fmt: skip
         ctx.leaves, ctx.beside, ctx.p = leaves, beside, p
+        ctx.fork = forks.join(x) if x.requires_grad else None
         seed, ctx.call = draws.next(h.device) if p else (None, 0)
         z = h.new_empty(h.shape)
         mean, rstd = (h.new_empty(*h.shape[:-1], 1, dtype=torch.float32) for _ in range(2))
@@ -52,7 +54,9 @@ class Residual(torch.autograd.Function):
         to_h = torch.empty_like(z) if ctx.p else to_x
         launch: Any = backward_row[(mean.numel(),)]
         launch(above, z, weight, mean, rstd, to_x, to_h, seed, ctx.call, **odds(ctx.p), **sizes(weight))
-        return to_h, to_x, None, None, None, None, None, None, None
+        if ctx.fork:
+            ctx.fork.leave(to_x, shared=to_h is to_x)
+        return to_h, None if ctx.fork else to_x, None, None, None, None, None, None, None, None
 
 
 def summed_and_normed(
@@ -79,7 +83,7 @@ def sizes(weight: Tensor) -> dict[str, int]:
 
 
 def trained_residuals(
-    model: PreTrainedModel, leaves: Mapping[str, Leaf], beside: Beside, draws: Draws
+    model: PreTrainedModel, leaves: Mapping[str, Leaf], beside: Beside, draws: Draws, forks: Forks
 ) -> dict[nn.Module, Callable[..., Tensor]]:
     """Another forward for every such module whose norm's weights have leaves."""
     made: dict[nn.Module, Callable[..., Tensor]] = {}
@@ -87,7 +91,7 @@ def trained_residuals(
         weights = (f"{name}.LayerNorm.{part}" for part in ("weight", "bias"))
         own = [leaves[weight] for weight in weights if weight in leaves]
         if len(own) == 2:
-            made[module] = partial(_trained, module, own, beside, draws)
+            made[module] = partial(_trained, module, (own, beside), (draws, forks))
     return made
 
 
@@ -97,11 +101,16 @@ def frozen_residuals(model: PreTrainedModel) -> dict[nn.Module, Callable[..., Te
 
 
 def _trained(
-    module: Any, leaves: Sequence[Leaf], beside: Beside, draws: Draws, hidden_states: Tensor, input_tensor: Tensor
+    module: Any,
+    gradients: tuple[Sequence[Leaf], Beside],
+    others: tuple[Draws, Forks],
+    hidden_states: Tensor,
+    input_tensor: Tensor,
 ) -> Tensor:
-    weights, dropout = (leaf.tensor for leaf in leaves), module.dropout
-    options = (leaves, beside, module.LayerNorm.eps, dropout.p if dropout.training else 0.0, draws)
-    return Residual.apply(module.dense(hidden_states), input_tensor, *weights, *options)  # type: ignore[return-value]
+    leaves, dropout = gradients[0], module.dropout
+    options = (*gradients, module.LayerNorm.eps, dropout.p if dropout.training else 0.0, *others)
+    h, weights = module.dense(hidden_states), (leaf.tensor for leaf in leaves)
+    return Residual.apply(h, input_tensor, *weights, *options)  # type: ignore[return-value]
 
 
 def _frozen(module: Any, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:
