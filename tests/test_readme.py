@@ -61,7 +61,10 @@ PERPLEXITIES = "wikitext-2 perplexity,wikitext-2 accuracy,wikitext-103 perplexit
 @pytest.mark.parametrize(
     ("files", "options"),
     [
-        (("mpnet-12-to-3", "mpnet-12-to-3-more", "mpnet-12-to-3-rest"), ("--columns", "rte,mrpc,stsb,cola")),
+        (
+            ("mpnet-12-to-3-theseus", "mpnet-12-to-3", "mpnet-12-to-3-more", "mpnet-12-to-3-rest"),
+            ("--columns", "rte,mrpc,stsb,cola"),
+        ),
         (("squad-12-to-6", "squad-12-to-6-more"), ()),
         (
             ("stories-6-to-3", "stories-6-to-3-more"),
