@@ -164,7 +164,10 @@ class Going:
     ] = "auto"
     eager: Annotated[bool, _option("--eager", "Do not capture steps as CUDA graphs.", TRAINING)] = False
     compile: Annotated[
-        str, _option("--compile", "Blocks by torch.compile on a GPU: off, auto (in long stages), on.", TRAINING)
+        str,
+        _option(
+            "--compile", "Blocks by torch.compile on a GPU: off, auto (in long stages, if it is faster), on.", TRAINING
+        ),
     ] = "auto"
     shard: Annotated[
         bool, _option("--shard", "Cut student and teacher over the processes of torchrun (FSDP2).", TRAINING)

@@ -13,6 +13,7 @@ from limbeck.distiller import Distiller
 from limbeck.engine import residual
 from limbeck.engine.beside import Beside
 from limbeck.engine.blocks import Swapped
+from limbeck.engine.compiled import PAYS_FROM, pays
 from limbeck.engine.dropout import Draws
 from limbeck.engine.forks import Forks
 from limbeck.engine.half import Half
@@ -370,3 +371,13 @@ def test_without_kernels_modules_run_as_they_are():
     if DEVICE == "cpu":
         ran = half()
         assert not set(residuals(ran.distiller.student).values()) & ran.swapped.forwards.keys()
+
+
+def test_blocks_with_kernels_of_ours_are_not_compiled(monkeypatch):
+    bert, gpt2 = tiny_model("bert", 1), tiny_model("gpt2", 1)
+    assert pays(bert, PAYS_FROM, alone=True) == (not kernels.run_on(bert.device))
+    monkeypatch.setattr(kernels, "run_on", lambda device: True)
+    assert not pays(bert, PAYS_FROM, alone=True)
+    assert pays(bert, PAYS_FROM, alone=False)  # where several processes train, modules run as they are
+    assert pays(gpt2, PAYS_FROM, alone=True)
+    assert not pays(gpt2, PAYS_FROM - 1, alone=True)

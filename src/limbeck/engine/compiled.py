@@ -1,12 +1,24 @@
 """torch.compile, one block at a time: one compilation serves every block and every batch shape."""
 
 import torch
+from transformers import PreTrainedModel
 
+from limbeck import kernels
 from limbeck.engine.blocks import Swapped
 from limbeck.taps import Tap
 
 # Tokens a stage has to see for compiling to pay: it takes ten to twenty seconds, and saves some 7 % of the time after.
 PAYS_FROM = 50_000_000
+
+
+def pays(student: PreTrainedModel, tokens: float, *, alone: bool) -> bool:
+    """Whether to compile in a stage that sees so many tokens. Not a student whose blocks kernels of our own serve, as
+    they do in one process: they are as fast at large batches, faster at small ones, and no part of a compiled block."""
+    if alone and kernels.run_on(student.device):
+        from limbeck.engine.residual import residuals
+
+        return tokens >= PAYS_FROM and not residuals(student)
+    return tokens >= PAYS_FROM
 
 
 class Compiled(Swapped):

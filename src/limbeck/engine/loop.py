@@ -13,8 +13,8 @@ from accelerate.utils import broadcast_object_list
 from limbeck.data.encoding import Encoded
 from limbeck.data.plan import FILL, PlannedBatch, padding_share, plan, share, steps_per_epoch
 from limbeck.distiller import Distiller
+from limbeck.engine import compiled
 from limbeck.engine.checkpoints import Checkpoint, Checkpoints, State
-from limbeck.engine.compiled import PAYS_FROM
 from limbeck.engine.progress import Display
 from limbeck.engine.schedule import lr_factor, steps_of
 from limbeck.engine.step import Step
@@ -128,7 +128,7 @@ class Loop:
             self.accelerator,
             self.data.on(self.accelerator.device),
             eager=self.pace.eager,
-            compiled=self._compiles(distiller.steps * stage.batch),
+            compiled=self._compiles(distiller, stage),
             recomputed=self.pace.recompute,
             say=self.display.say,
         )
@@ -216,14 +216,15 @@ class Loop:
             done = self.before + state.step  # trackers want steps that only grow
             self.accelerator.log({f"{record['stage']}/{k}": v for k, v in flat.items()}, step=done)
 
-    def _compiles(self, examples: int) -> bool:
-        """Whether blocks are compiled in a stage that sees that many examples."""
+    def _compiles(self, distiller: Distiller, stage: Stage) -> bool:
+        """Whether blocks are compiled in this stage."""
         if self.accelerator.device.type != "cuda":
             if self.pace.compile == "on":
                 self.display.say("--compile on: blocks are compiled on a GPU, and there is none; they run as they are")
             return False
-        pays = examples * float(self.data.lengths.mean()) >= PAYS_FROM and not self.pace.recompute
-        return self.pace.compile == "on" or (self.pace.compile == "auto" and pays)
+        tokens = distiller.steps * stage.batch * float(self.data.lengths.mean())
+        pays = compiled.pays(distiller.student, tokens, alone=self.accelerator.num_processes == 1)
+        return self.pace.compile == "on" or (self.pace.compile == "auto" and pays and not self.pace.recompute)
 
     def _due(self, saved: float) -> bool:
         return time.monotonic() - saved >= self.pace.save_every
