@@ -11,6 +11,8 @@ import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 
+from limbeck import kernels
+
 
 def mean_squares(student: Tensor, teacher: Tensor) -> Tensor:
     """The mean squared difference of every row, in fp32; of contiguous rows on a GPU."""
@@ -25,7 +27,7 @@ class Squares(torch.autograd.Function):
         """A number a row."""
         ctx.save_for_backward(student, teacher)
         found = torch.empty(student.shape[:-1], dtype=torch.float32, device=student.device)
-        launch: Any = forward[(found.numel(),)]
+        launch = kernels.grid(forward, found.numel())
         launch(student, teacher, found, WIDTH=student.shape[-1], **_size(student))
         return found
 
@@ -36,7 +38,7 @@ class Squares(torch.autograd.Function):
         wanted = zip((student, teacher), ctx.needs_input_grad)
         made = [torch.empty_like(rows) if needed else None for rows, needed in wanted]
         above = given[0].contiguous()
-        launch: Any = backward[(above.numel(),)]
+        launch = kernels.grid(backward, above.numel())
         launch(student, teacher, above, *made, WIDTH=student.shape[-1], **_size(student))
         return tuple(made)
 

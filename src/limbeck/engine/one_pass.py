@@ -13,6 +13,8 @@ import triton  # pyright: ignore[reportMissingImports]  # torch brings it along 
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 
+from limbeck import kernels
+
 BLOCK = 4096  # numbers that one program updates
 
 
@@ -61,7 +63,7 @@ class OnePass:
         torch._foreach_add_(self.steps, 1)  # pyright: ignore
         given = (self.decays, self.steps[0], factor)
         for chunks, full in self.chunks:
-            launch: Any = update[(len(chunks),)]
+            launch = kernels.grid(update, len(chunks))
             launch(self.table, chunks, *given, SUMMED=summed, FULL=full, BLOCK=BLOCK, **self.constants)
 
 

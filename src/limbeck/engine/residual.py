@@ -15,6 +15,7 @@ import triton.language as tl  # pyright: ignore[reportMissingImports]
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from limbeck import kernels
 from limbeck.engine.beside import Beside
 from limbeck.engine.blocks import Swapped
 from limbeck.engine.dropout import Draws
@@ -52,7 +53,7 @@ class Residual(torch.autograd.Function):
         norm_gradients(ctx.leaves, ctx.beside, above, z, mean, rstd, weight, bias)
         to_x = torch.empty_like(z)
         to_h = torch.empty_like(z) if ctx.p else to_x
-        launch: Any = backward_row[(mean.numel(),)]
+        launch = kernels.grid(backward_row, mean.numel())
         launch(above, z, weight, mean, rstd, to_x, to_h, seed, ctx.call, **odds(ctx.p), **sizes(weight))
         if ctx.fork:
             ctx.fork.leave(to_x, shared=to_h is to_x)
@@ -65,7 +66,7 @@ def summed_and_normed(
 ) -> Tensor:  # fmt: skip
     """The norm of the sum. The sum itself, and the means and deviations of its rows, are written to `found`."""
     out = h.new_empty(h.shape)
-    launch: Any = forward_row[(h.numel() // len(weight),)]
+    launch = kernels.grid(forward_row, h.numel() // len(weight))
     read = h.contiguous(), x.contiguous(), weight, bias
     launch(*read, out, *found, seed, call, EPS=eps, KEEPS=found[0] is not None, **odds(p), **sizes(weight))
     return out

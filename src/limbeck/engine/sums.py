@@ -6,12 +6,13 @@ can hold at once, adds in fp32, and leaves the sum in its place. Nothing is adde
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import triton  # pyright: ignore[reportMissingImports]  # torch brings it along where there is CUDA
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 from torch import Tensor
+
+from limbeck import kernels
 
 MOST = 8192  # rows, and columns: more of them keep the GPU busy the way torch adds them, too
 TILE = {"ROWS": 512, "COLUMNS": 16, "num_warps": 8}  # four loads of 16 bytes a thread are under way
@@ -25,7 +26,7 @@ def worth(rows: Tensor) -> bool:
 
 def add_columns(rows: Tensor, out: Tensor, add: bool) -> None:
     """The sum of rows, added to what is there or in its stead."""
-    launch: Any = columns_of[(triton.cdiv(rows.shape[1], TILE["COLUMNS"]),)]
+    launch = kernels.grid(columns_of, triton.cdiv(rows.shape[1], TILE["COLUMNS"]))
     launch(rows, out, *rows.shape, rows.stride(0), ADD=add, **TILE)
 
 
@@ -35,7 +36,7 @@ def add_norm(
     """The gradients of a norm's scale and shift, of rows and the gradients above them. Each of the two is written to
     its tensor, or added if so told."""
     given = (above, x, mean, rstd, scale[0], shift[0], *x.shape, above.stride(0), x.stride(0))
-    launch: Any = norm_of[(triton.cdiv(x.shape[1], TILE["COLUMNS"]),)]
+    launch = kernels.grid(norm_of, triton.cdiv(x.shape[1], TILE["COLUMNS"]))
     launch(*given, ADD_SCALE=scale[1], ADD_SHIFT=shift[1], **TILE)
 
 
@@ -47,7 +48,7 @@ def segments(ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def add_by_id(rows: Tensor, segments: Sequence[Tensor], table: Tensor, padding: int) -> None:
     """Add every row to that of the table which has its id; rows of the padding id are left out, none if it is -1."""
-    launch: Any = by_id[(len(rows), triton.cdiv(rows.shape[1], SEGMENT["COLUMNS"]))]
+    launch = kernels.grid(by_id, len(rows), triton.cdiv(rows.shape[1], SEGMENT["COLUMNS"]))
     launch(rows, *segments, table, rows.shape[1], rows.stride(0), table.stride(0), padding, **SEGMENT)
 
 
