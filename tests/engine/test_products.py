@@ -179,6 +179,25 @@ def test_half_precision_is_near_torchs_products():
         assert (ours.gradients[name] - gradient).norm() <= 0.03 * gradient.norm() + 1e-3, name
 
 
+@pytest.mark.parametrize("own_products", [True, False])
+def test_a_backward_that_failed_leaves_no_gradient(own_products):
+    half = halves(own_products)
+    expected = half.made.clone()
+
+    def fail(gradient):
+        raise RuntimeError("cannot be captured")
+
+    hook = half.distiller.student.base_model.encoder.layer[0].register_forward_hook(
+        lambda module, given, out: out.register_hook(fail) and None
+    )
+    with pytest.raises(RuntimeError, match="cannot be captured"):
+        half(**tiny_batch()).loss.backward()
+    hook.remove()
+    half(**tiny_batch()).loss.backward()
+    half.settle()
+    assert torch.equal(half.made, expected)
+
+
 def test_gradients_that_nobody_found_are_zero():
     half = halves(True)
     half.made.fill_(7.0)

@@ -341,18 +341,18 @@ def gradients(half, seed):
     return half.made.clone()
 
 
+def with_residuals(half):
+    """The same, as on a GPU."""
+    by_name = {name: leaf for leaf in half.leaves for name in leaf.names}
+    half.swapped.forwards |= trained_residuals(half.distiller.student, by_name, half.beside, half.draws, half.forks)
+    return half
+
+
 def test_half_precision_is_near_torchs():
-    plain, ours = half(), half()
-    found = trained_residuals(
-        ours.distiller.student,
-        {name: leaf for leaf in ours.leaves for name in leaf.names},
-        ours.beside,
-        ours.draws,
-        ours.forks,
-    )
+    plain, ours = half(), with_residuals(half())
+    found = residuals(ours.distiller.student)
     for module in residuals(plain.distiller.student).values():
         plain.swapped.forwards.pop(module, None)
-    ours.swapped.forwards |= found
     for one in (plain, ours):
         one.distiller.eval()
     expected = gradients(plain, 0).float()
@@ -364,6 +364,23 @@ def test_half_precision_is_near_torchs():
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
     assert ours.draws.asked == len(found) == 2
+
+
+def test_a_backward_that_failed_leaves_nothing_to_the_next():
+    """As where a step cannot be captured, and runs eagerly then."""
+    ran = with_residuals(half())
+    expected = gradients(ran, 3)
+
+    def fail(gradient):
+        raise RuntimeError("cannot be captured")
+
+    inside = ran.distiller.student.bert.encoder.layer[0].intermediate
+    hook = inside.register_forward_hook(lambda module, given, out: out.register_hook(fail) and None)
+    with pytest.raises(RuntimeError, match="cannot be captured"):
+        gradients(ran, 3)
+    hook.remove()
+    assert any(fork.waiting is not None for fork in ran.forks.joined)
+    assert torch.equal(gradients(ran, 3), expected)
 
 
 def test_without_kernels_modules_run_as_they_are():

@@ -34,6 +34,10 @@ class Forks:
     """Those of a forward, by tensor."""
 
     def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """A forward begins: what another left is not its own."""
         self.by_tensor = WeakTensorKeyDictionary()
         self.joined: list[Fork] = []
 

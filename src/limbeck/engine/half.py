@@ -78,8 +78,9 @@ class Half:
 
     def __call__(self, **batch: Any) -> Output:
         """The distiller's forward, on the copies."""
-        for leaf in self.leaves:
-            leaf.written = False  # a capture that failed may have left it
+        for leaf in self.leaves:  # a backward that failed, as in a capture, may have left something
+            leaf.tensor.grad, leaf.written = None, False
+        self.forks.begin()
         self.draws.begin()
         copies = {name: part for leaf in self.leaves for name, part in leaf.copies().items()} | self.frozen
         with self.swapped.running():
