@@ -355,3 +355,13 @@ def test_where_features_look():
         "query_relation": ("attention", None, None),
         "key_relation": ("attention", None, None),
     }
+
+
+def test_a_reader_without_gradients_takes_none_from_the_next():
+    states = torch.ones(2, 3, dtype=torch.bfloat16, requires_grad=True)
+    rows = Rows(states, torch.ones(2, dtype=torch.bool))
+    with torch.no_grad():
+        assert not (2 * rows.values).requires_grad
+    rows.values.sum().backward()
+    assert states.grad is not None
+    assert not Rows(states.detach(), rows.mask).values.requires_grad

@@ -36,7 +36,8 @@ class Rows:
     @cached_property
     def values(self) -> Any:
         """The vectors as they are compared: half precision in fp32."""
-        return exact(self.states) if isinstance(self.states, Tensor) else self.states
+        with torch.enable_grad():  # the first to read them may want no gradient, and the next want one
+            return exact(self.states) if isinstance(self.states, Tensor) else self.states
 
 
 @dataclass
