@@ -40,6 +40,24 @@ def test_one_pass_is_adamw(clip, pieces, monkeypatch):
         torch.testing.assert_close(place.copy.float(), place.weight.detach(), atol=1e-6, rtol=1e-2)
 
 
+def turned(weight):
+    return weight.t().contiguous().t()
+
+
+def shifted(weight):
+    return torch.empty(weight.numel() + 1)[1:].view_as(weight).copy_(weight)
+
+
+@pytest.mark.parametrize("change", [turned, shifted, torch.Tensor.double])
+def test_weights_that_lie_otherwise_are_left_to_adamw(change):
+    module, step = made("bf16")
+    prime(step.optimizer)
+    assert updating_at_once(step.optimizer, step.half) is not None
+    weight = module.student.classifier.weight
+    weight.data = change(weight.data)
+    assert updating_at_once(step.optimizer, step.half) is None
+
+
 def named(module, weight):
     return next(name for name, other in module.named_parameters() if other is weight)
 

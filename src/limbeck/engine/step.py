@@ -228,8 +228,9 @@ def swift_forwards(teacher: PreTrainedModel) -> dict[nn.Module, Callable[..., Te
 
 
 def updating_at_once(optimizer: torch.optim.AdamW, half: Half) -> "OnePass | None":
-    """What updates weights, moments and copies in one pass; None where nothing trains or its compiler is missing."""
-    if not (half.trained and kernels.found()):
+    """What updates weights, moments and copies in one pass; None where nothing trains, its compiler is missing, or
+    weights do not lie as it takes for granted."""
+    if not (half.trained and kernels.found() and all(_plain(weight) for weight in half.trained.values())):
         return None
     from limbeck.engine.one_pass import OnePass, Place
 
@@ -243,6 +244,11 @@ def updating_at_once(optimizer: torch.optim.AdamW, half: Half) -> "OnePass | Non
             for name, weight in half.trained.items()
         ],
     )
+
+
+def _plain(weight: Tensor) -> bool:
+    """Whether it is fp32, in one piece, and begins where wide loads may."""
+    return weight.dtype == torch.float32 and weight.is_contiguous() and weight.data_ptr() % 16 == 0
 
 
 def clip_together(gradients: Tensor, others: list[Tensor], most: float) -> Tensor:
