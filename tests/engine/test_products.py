@@ -159,7 +159,19 @@ def test_a_model_that_does_not_train_is_joined_too(family):
     assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
 
 
-def halves(own_products):
+@pytest.mark.parametrize("family", sorted(JOINED - {"deberta-v2"}) + sorted(two_sided))  # DeBERTa asks about positions
+def test_joined_maps_multiply_once_and_hold_nothing_afterwards(family):
+    model, batch = (tiny_pair(family, 2, 2), tiny_texts()) if family in two_sided else (tiny_model(family, 2), None)
+    forwards = frozen_forwards(model.requires_grad_(False))
+    batch = batch or {"input_ids": tiny_batch()["input_ids"]}
+    with Swapped(forwards).running():
+        model(**batch)
+    for forward in forwards.values():
+        assert forward.func.given is None
+        assert not forward.func.made
+
+
+def halves(own_products, change=lambda student: None):
     torch.manual_seed(0)
     student, teacher = tiny_model("bert", 2, seed=1).eval(), tiny_model("bert", 4)
     module = Distiller(teacher, student, {"labels": Labels(), "layers": Match("hidden", map="uniform")})

@@ -220,14 +220,15 @@ def embedding(leaf: Leaf, beside: Beside, padding: int | None, shared: bool) -> 
 
 
 def joints(model: PreTrainedModel) -> list[list[str]]:
-    """The names of the maps that are given the same input: queries, keys and values of every self-attention."""
+    """The names of the maps that are given the same input: queries, keys and values of every self-attention, in the
+    order they are asked, which is not always that in which the model has them."""
     names = {module: name for name, module in model.named_modules()}
     found: dict[nn.Module, list[str]] = {}
     for side in architectures.sides(model):
         for layer in range(1, architectures.shape(model).at(side).layers + 1):
             attention = architectures.attention(model, layer, side)
-            maps = [m for name, m in attention.named_modules() if name.rpartition(".")[2].startswith(("q", "k", "v"))]
-            maps = [one for one in maps if type(one) is nn.Linear]
+            linear = [one for one in attention.named_modules() if type(one[1]) is nn.Linear]
+            maps: list[Any] = [m for part in "qkv" for name, m in linear if name.rpartition(".")[2].startswith(part)]
             if len(maps) == 3 and all(_alike(one, maps[0]) for one in maps):
                 found[attention] = [names[one] for one in maps]
     return list(found.values())
