@@ -174,6 +174,7 @@ def test_joined_maps_multiply_once_and_hold_nothing_afterwards(family):
 def halves(own_products, change=lambda student: None):
     torch.manual_seed(0)
     student, teacher = tiny_model("bert", 2, seed=1).eval(), tiny_model("bert", 4)
+    change(student)
     module = Distiller(teacher, student, {"labels": Labels(), "layers": Match("hidden", map="uniform")})
     half = Half(module, own_products=own_products)
     half.refresh()
@@ -183,10 +184,31 @@ def halves(own_products, change=lambda student: None):
     return half
 
 
-def test_half_precision_is_near_torchs_products():
-    ours, theirs = halves(True), halves(False)
-    assert any(len(leaf.names) == 3 for leaf in ours.leaves)
+def attention_of(student, layer):
+    return student.bert.encoder.layer[layer].attention.self
+
+
+def without_a_bias(student):
+    attention_of(student, 0).query.bias.requires_grad_(False)
+
+
+def without_another_bias(student):
+    attention_of(student, 0).value.bias.requires_grad_(False)
+
+
+def with_one_weight_twice(student):
+    attention_of(student, 1).key.weight = attention_of(student, 0).key.weight
+
+
+@pytest.mark.parametrize(
+    ("change", "joined"),
+    [(lambda student: None, 2), (without_a_bias, 1), (without_another_bias, 1), (with_one_weight_twice, 1)],
+)
+def test_half_precision_is_near_torchs_products(change, joined):
+    ours, theirs = halves(True, change), halves(False, change)
+    assert sum(len(leaf.names) == 3 for leaf in ours.leaves) == 2 * joined
     assert all(len(leaf.names) == 1 for leaf in theirs.leaves)
+    assert ours.gradients.keys() == theirs.gradients.keys()
     for name, gradient in theirs.gradients.items():
         assert (ours.gradients[name] - gradient).norm() <= 0.03 * gradient.norm() + 1e-3, name
 

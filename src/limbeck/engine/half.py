@@ -49,8 +49,8 @@ class Half:
         self.copied = [(part.detach(), weights[name].detach()) for name, part in {**parts, **self.frozen}.items()]
 
     def _all_train(self, maps: Sequence[str]) -> bool:
-        names = [f"{one}.weight" for one in maps]
-        return all(name in self.trained for name in names)
+        found = [(one, self.distiller.student.get_submodule(one)) for one in maps]
+        return all(name in self.trained for one, module in found for name, _ in module.named_parameters(one))
 
     def _laid_out(self, together: Sequence[Sequence[str]]) -> list[Leaf]:
         """Leaves for these weights, all in one buffer, and their gradients in two: of one backward, and their sum."""

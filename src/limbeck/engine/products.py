@@ -250,15 +250,17 @@ def trained_forwards(
     """Another forward for every linear map, norm and embedding whose weights have leaves, and for those joined."""
     known = {weight: leaves[name] for name, weight in model.named_parameters() if name in leaves}
 
-    def of(module: nn.Module) -> list[Leaf]:
-        """The leaves of all its weights, under whatever name: a head may share the embeddings' table."""
+    def of(module: nn.Module, sharing: int = 1) -> list[Leaf]:
+        """The leaves of all its weights, under whatever name: a head may share the embeddings' table. So many weights
+        have to lie in each of them, lest a map that shares a weight with one joined be taken for all of these."""
         found = [known.get(weight) for weight in module.parameters(recurse=False)]
-        return [leaf for leaf in found if leaf is not None] if None not in found else []
+        leaves = [leaf for leaf in found if leaf is not None and len(leaf.names) == sharing]
+        return leaves if len(leaves) == len(found) else []
 
     made: dict[nn.Module, Callable[[Tensor], Tensor]] = {}
     for names in joined:
         maps: list[Any] = [model.get_submodule(name) for name in names]
-        made |= Joint(maps, product(of(maps[0]), beside, forks)).forwards()
+        made |= Joint(maps, product(of(maps[0], len(maps)), beside, forks)).forwards()
     for module in model.modules():
         if type(module) is nn.Linear and module not in made and (own := of(module)):
             made[module] = product(own, beside, forks)
