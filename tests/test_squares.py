@@ -49,3 +49,29 @@ def test_mse_takes_half_precision_as_it_is():
     found = distances.mse(ours, theirs)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, (ours.float() - theirs.float()).square().mean(-1))
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_rows_on_another_gpu_than_the_current():
+    ours, theirs = torch.randn(2, 5, 64, device="cuda:1")
+    torch.testing.assert_close(distances.mse(ours, theirs), (ours - theirs).square().mean(-1))
+
+
+def test_a_kernel_is_launched_where_the_rows_are(monkeypatch):
+    entered = []
+
+    class Of:
+        def __init__(self, tensor):
+            self.tensor = tensor
+
+        def __enter__(self):
+            entered.append(self.tensor)
+
+        def __exit__(self, *error):
+            pass
+
+    monkeypatch.setattr(torch.cuda, "device_of", Of)
+    rows = torch.ones(2, 64, device=DEVICE)
+    mean_squares(rows, rows)
+    assert entered
+    assert entered[0] is rows

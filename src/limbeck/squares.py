@@ -28,7 +28,8 @@ class Squares(torch.autograd.Function):
         ctx.save_for_backward(student, teacher)
         found = torch.empty(student.shape[:-1], dtype=torch.float32, device=student.device)
         launch = kernels.grid(forward, found.numel())
-        launch(student, teacher, found, WIDTH=student.shape[-1], **_size(student))
+        with torch.cuda.device_of(student):  # Triton launches on the current device; in backward autograd sets it
+            launch(student, teacher, found, WIDTH=student.shape[-1], **_size(student))
         return found
 
     @staticmethod
