@@ -1,5 +1,9 @@
-"""Kernels of our own: whether they run, and how. They need a GPU, and Triton, which torch brings along with CUDA."""
+"""Kernels of our own: whether they run, and how. They need a GPU, and Triton, which torch brings along with CUDA.
 
+Having Triton is not enough: it needs a C compiler, and some GPUs that torch serves in bf16 are too old for its bf16.
+"""
+
+import warnings
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -9,13 +13,26 @@ import torch
 
 def run_on(device: torch.device) -> bool:
     """Whether they run there."""
-    return device.type == "cuda" and found()
+    return device.type == "cuda" and _one_runs(device)
 
 
 @cache
-def found() -> bool:
-    """Whether there is a compiler for them."""
-    return find_spec("triton") is not None
+def _one_runs(device: torch.device) -> bool:
+    """Whether one of them runs, both ways; if it fails, a warning says why."""
+    if find_spec("triton") is None:
+        return False
+    try:
+        from limbeck.squares import mean_squares
+
+        with torch.inference_mode(False), torch.enable_grad():
+            rows = torch.ones(1, 64, dtype=torch.bfloat16, device=device, requires_grad=True)
+            mean_squares(rows, torch.zeros_like(rows)).sum().backward()
+            torch.cuda.synchronize(device)
+    except Exception as error:  # whatever it is, torch's own kernels do not need it
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        warnings.warn(f"limbeck's own kernels do not run here, and torch's do instead: {reason}", stacklevel=2)
+        return False
+    return True
 
 
 def grid(kernel: Any, *programs: int) -> Any:

@@ -75,7 +75,8 @@ class Step:
         # DDP and recomputed blocks know the weights themselves, so with them these are cast by autocast instead.
         halves = alone and accelerator.mixed_precision == "bf16" and not recomputed
         self.half = Half(distiller, own_products=not compiled) if halves else None
-        self.one_pass = updating_at_once(self.optimizer, self.half) if self.half and cuda else None
+        own = kernels.run_on(distiller.student.device)
+        self.one_pass = updating_at_once(self.optimizer, self.half) if self.half and own else None
         if self.half and not self.one_pass:
             self.half.give_gradients()
         self.unclipped = torch.ones((), device=device)
@@ -228,9 +229,9 @@ def swift_forwards(teacher: PreTrainedModel) -> dict[nn.Module, Callable[..., Te
 
 
 def updating_at_once(optimizer: torch.optim.AdamW, half: Half) -> "OnePass | None":
-    """What updates weights, moments and copies in one pass; None where nothing trains, its compiler is missing, or
-    weights do not lie as it takes for granted."""
-    if not (half.trained and kernels.found() and all(_plain(weight) for weight in half.trained.values())):
+    """What updates weights, moments and copies in one pass; None where nothing trains, or weights do not lie as it
+    takes for granted."""
+    if not (half.trained and all(_plain(weight) for weight in half.trained.values())):
         return None
     from limbeck.engine.one_pass import OnePass, Place
 
