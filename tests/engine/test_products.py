@@ -14,7 +14,7 @@ from limbeck.engine.beside import Beside
 from limbeck.engine.blocks import Swapped
 from limbeck.engine.forks import Forks
 from limbeck.engine.half import Half
-from limbeck.engine.products import Leaf, frozen_forwards, joints, trained_forwards
+from limbeck.engine.products import Embedding, Leaf, frozen_forwards, joints, trained_forwards
 from limbeck.objectives import Labels, Match
 from tests.tiny import every_family, tiny_batch, tiny_model, tiny_pair, tiny_texts, two_sided
 
@@ -238,3 +238,14 @@ def test_gradients_that_nobody_found_are_zero():
     half.settle()
     assert not half.made[: half.leaves[0].gradient.numel()].any()
     assert not any(leaf.gradient.any() for leaf in half.leaves)
+
+
+def test_a_product_with_too_large_a_factor_is_left_to_torch(monkeypatch):
+    """As of relative positions, which are as many as pairs of tokens, in a table of a few rows."""
+    monkeypatch.setattr(products, "sums_for", lambda like: SimpleNamespace(worth=lambda rows: False))
+    monkeypatch.setattr(products, "MANY", 0)
+    monkeypatch.setattr(Leaf, "add_product", None)
+    table = Leaf(["table"], [4], torch.randn(4, 3), torch.zeros(4, 3))
+    ids = torch.tensor([[0, 1], [1, 3]])
+    Embedding.apply(ids, table.tensor, table, Beside(), -1, False).sum().backward()
+    assert table.gradient.tolist() == [[1.0] * 3, [2.0] * 3, [0.0] * 3, [1.0] * 3]

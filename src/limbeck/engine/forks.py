@@ -1,7 +1,7 @@
 """Tensors that a product takes, and a residual sum after it.
 
 Autograd makes two gradients of such a tensor and adds them by a kernel of its own. But the sum's comes first, since
-the product is under it; so it waits here, and the product adds its own to it as it multiplies.
+what it adds was made from the product; so it waits here, and the product adds its own to it as it multiplies.
 """
 
 import torch

@@ -22,8 +22,8 @@ class Half:
 
     Under autocast every layer casts its weights and inputs, and norms and residual sums stay in fp32: kernels that
     small batches notice. Objectives and aligners are not touched; they compute in fp32. With `own_products`, linear
-    maps and norms run as products.py has them, and residual sums as residual.py where there are kernels, otherwise as
-    torch does.
+    maps, norms and embeddings run as products.py has them, and residual sums as residual.py where there are kernels,
+    otherwise as torch does.
     """
 
     def __init__(self, distiller: Distiller, *, own_products: bool = True) -> None:

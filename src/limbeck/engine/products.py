@@ -19,6 +19,7 @@ from limbeck.engine.forks import Forks
 
 ALIGNED = 8  # numbers of two bytes that a wide load takes
 SMALL = 1024  # rows of a table: up to here its gradient is a matrix product
+MANY = 1 << 24  # numbers that one factor of it may have
 
 
 class Leaf:
@@ -166,7 +167,7 @@ class Embedding(torch.autograd.Function):
         leaf, size = ctx.leaf, len(ctx.leaf.gradient)
         with ctx.beside(given[0], ids):
             rows, sums = given[0].reshape(-1, given[0].shape[-1]), sums_for(given[0])
-            if sums is None:
+            if sums is None or (size <= SMALL and size * ids.numel() > MANY):
                 leaf.add(torch.ops.aten.embedding_dense_backward(given[0], ids, size, ctx.padding, False))
             elif size <= SMALL:
                 places = torch.arange(size, device=ids.device)[:, None]
