@@ -17,7 +17,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 # A module imports, at its top, only what stands on a lower line, or beside it in its own package.
 ORDER = [
-    {"errors", "wide_head", "kernels"},
+    {"errors", "wide_head", "kernels", "streams"},
     {"folder", "spec", "squares"},
     {"data"},
     {"mappings", "distances", "architectures", "report", "recipe", "pairs"},

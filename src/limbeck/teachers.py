@@ -1,8 +1,8 @@
 """The teacher: Live or Cached, answering alike with the features somebody reads."""
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,36 +15,11 @@ from limbeck.cache import Table, build
 from limbeck.data.encoding import Encoded
 from limbeck.data.plan import FILL, Length
 from limbeck.features import Rows, Seen
+from limbeck.streams import Apart
 from limbeck.taps import Features, Site, Tap, full_precision
 from limbeck.vocabulary import Predictor
 
 PASSES = 2  # over the data, from which on a cache pays
-
-
-class Apart:
-    """A stream of the teacher's own in a step that is captured: small batches leave room for both models."""
-
-    def __init__(self) -> None:
-        self.stream: torch.cuda.Stream | None = None
-
-    @contextmanager
-    def __call__(self) -> Iterator[None]:
-        """In here, what the teacher does."""
-        if not self._captured():
-            yield
-            return
-        self.stream = self.stream or torch.cuda.Stream()
-        self.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.stream):
-            yield
-
-    def join(self) -> None:
-        """Have what comes after wait for it."""
-        if self.stream is not None and self._captured():
-            torch.cuda.current_stream().wait_stream(self.stream)
-
-    def _captured(self) -> bool:
-        return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 class Live:

@@ -146,7 +146,7 @@ def test_what_makes_a_step_fast_changes_nothing(cached, pieces, monkeypatch):
     fast, ours, moved = losses()
     assert fast.one_pass
     assert any(len(leaf.names) == 3 for leaf in fast.half.leaves)
-    assert fast.half.beside.stream is not None
+    assert fast.half.beside.apart.stream is not None
     assert sum(type(module).__name__ == "BertOutput" for module in fast.half.swapped.forwards) == 2
     assert cached or sum(type(module).__name__ == "BertOutput" for module in fast.above.forwards) == 4
     monkeypatch.setattr("limbeck.engine.step.updating_at_once", lambda *given: None)

@@ -7,7 +7,7 @@ from limbeck import kernels
 from limbeck.engine.blocks import Swapped
 from limbeck.taps import Tap
 
-# Tokens a stage has to see for compiling to pay: it takes ten to twenty seconds, and saves some 7 % of the time after.
+# Tokens a stage has to see for compiling to pay, which takes ten to twenty seconds.
 PAYS_FROM = 50_000_000
 
 

@@ -1,7 +1,7 @@
 """AdamW in one pass over memory: weights, both moments and the weights' bf16 copies, from bf16 gradients.
 
 An update is bound by memory. Done by torch, gradients are first copied to fp32, then read twice, and the new weights
-are read again to be copied: 54 bytes a weight. Here it is 30, and a step of a small batch notices.
+are read again to be copied. Here each number is read once and written once, and a step of a small batch notices.
 """
 
 import math
