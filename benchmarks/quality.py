@@ -70,6 +70,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--own-start", action="store_true", help="students start as their recipes say")
     parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="changes all recipes")
+    parser.add_argument("--precision", default="auto", help="bf16 on a CPU that has instructions for it")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--work", default="runs/quality", help="where the run folders go")
     parser.add_argument("--results", required=True, help="writes RESULTS.json and RESULTS.md")
@@ -109,7 +110,7 @@ def one(job: tuple) -> dict:
     same = alike(recipe, named, epochs, args)
     common = {
         **data, "max_length": args.max_length, "out": str(folder).replace(":", "-"), "seed": seed,
-        "resume": True, "quiet": True, "pace": limbeck.Pace(save_every=1e9),
+        "resume": True, "quiet": True, "pace": limbeck.Pace(save_every=1e9, precision=args.precision),
     }  # fmt: skip
     done = Path(common["out"]) / "scores.json"
     if done.exists():

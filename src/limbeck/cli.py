@@ -169,6 +169,15 @@ class Going:
             "--compile", "Blocks by torch.compile on a GPU: off, auto (in long stages, if it is faster), on.", TRAINING
         ),
     ] = "auto"
+    precision: Annotated[
+        str,
+        _option(
+            "--precision",
+            "What models run in: fp32, bf16, or auto, which is bf16 on a GPU and fp32 on a CPU. What is trained is "
+            "kept in fp32.",
+            TRAINING,
+        ),
+    ] = "auto"
     shard: Annotated[
         bool, _option("--shard", "Cut student and teacher over the processes of torchrun (FSDP2).", TRAINING)
     ] = False

@@ -151,7 +151,7 @@ def _execute(
 ) -> Run:
     _check_folder(folder, resume)
     began = time.monotonic()
-    accelerator = open_world(track=track, folder=folder.path)
+    accelerator = open_world(precision=pace.precision, track=track, folder=folder.path)
     if pace.shard:
         check_processes()
     display = Display(quiet=quiet or not accelerator.is_main_process)

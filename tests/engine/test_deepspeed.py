@@ -3,7 +3,6 @@
 import json
 
 import pytest
-import torch
 
 import limbeck
 from limbeck import LimbeckError
@@ -121,12 +120,9 @@ def test_what_contradicts_itself(config, said):
         understood(config, processes=2)
 
 
-def test_full_precision_is_not_to_be_had_on_a_gpu(monkeypatch):
-    config = {"bf16": {"enabled": False}}
-    assert understood(config, processes=1).pace == {}
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    with pytest.raises(LimbeckError, match=r"bf16.enabled"):
-        understood(config, processes=1)
+def test_full_precision():
+    assert understood({"bf16": {"enabled": False}}, processes=1).pace == {"precision": "fp32"}
+    assert understood({"bf16": {"enabled": True}}, processes=1).pace == {}
 
 
 def test_what_is_ignored_is_said_in_one_line():

@@ -6,6 +6,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 
+import limbeck
 from limbeck import LimbeckError, cli
 from limbeck.engine import world
 
@@ -22,6 +23,17 @@ def test_one_process_is_a_world(monkeypatch):
     assert world.open_world().num_processes == 1
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert world.open_world().num_processes == 1
+
+
+def test_precision_is_that_of_the_run_whatever_an_earlier_one_had():
+    found = [world.open_world(precision=asked).mixed_precision for asked in ("bf16", "auto", "bf16", "fp32")]
+    assert found == ["bf16", "no", "bf16", "no"]
+
+
+@pytest.mark.parametrize("asked", ["half", "bf61"])
+def test_a_precision_there_is_none_of(asked):
+    with pytest.raises(LimbeckError, match=r"--precision.*auto, fp32, bf16"):
+        limbeck.Pace(precision=asked)
 
 
 def test_a_seed_tells_its_parts_apart():

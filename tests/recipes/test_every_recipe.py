@@ -108,6 +108,25 @@ def test_trains_on_a_score(recipe, tmp_path):
     assert models.config_of(str(tmp_path / "run")).num_labels == 1
 
 
+@pytest.mark.parametrize("recipe", book.shipped())
+def test_learns_in_half_precision(recipe, tmp_path):
+    """As on a GPU: every part of the loss is what it is in fp32, but for rounding."""
+    teacher = toy.teacher("bert", dropout=0.0)
+    found = {}
+    for precision in ("fp32", "bf16"):
+        pace, out = limbeck.Pace(log_every=1, precision=precision), tmp_path / precision
+        if recipe == "finetune":
+            limbeck.finetune(teacher, out=out, layers=2, set=["stages.*.steps=2"], quiet=True, pace=pace, **toy.data())
+        else:
+            toy.distill(recipe, out, teacher=teacher, steps=2, pace=pace)
+        found[precision] = [line for line in toy.losses(out) if line["step"] == 1]
+    numbers = (line for lines in zip(*found.values()) for line in zip(*(one.items() for one in lines)))
+    for (name, exact), (_, rounded) in numbers:
+        assert exact == rounded if isinstance(exact, str) else rounded == pytest.approx(exact, rel=0.05, abs=0.02), name
+    changed = [toy.weights(tmp_path / precision) for precision in found]
+    assert any(not torch.equal(a, b) for a, b in zip(*(weights.values() for weights in changed)))
+
+
 class Killed(BaseException):
     """Nothing may catch this, as nothing catches SIGKILL."""
 

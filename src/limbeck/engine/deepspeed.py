@@ -8,8 +8,6 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from limbeck.engine.loop import Pace
 from limbeck.errors import LimbeckError
 from limbeck.recipe import Recipe
@@ -101,6 +99,7 @@ def understood(config: Mapping[str, Any], *, processes: int) -> Wishes:
         "micro_batch": micro_batch,
         "shard": None if cut is None or (cut and processes == 1) else cut > 0,
         "recompute": any(asked.get(key) for key in RECOMPUTE) or None,
+        "precision": "fp32" if asked.get("bf16.enabled") is False else None,
     }
     stage, pace = ({key: value for key, value in one.items() if value is not None} for one in (stage, pace))
     taken = ", ".join(f"{key} {value}" for key, value in (stage | pace).items())
@@ -120,8 +119,6 @@ def _faults(asked: Mapping[str, Any]) -> Iterator[str]:
             yield f"{key} is {value!r}, and has to be a whole number from 1 on."
         elif key in STAGE and key not in ONLY and not isinstance(value, int | float):
             yield f"{key} is {value!r}, and has to be a number."
-        elif key == "bf16.enabled" and not value and torch.cuda.is_available():
-            yield "bf16.enabled is false, and on a GPU limbeck trains in bf16 (what is trained is kept in fp32)."
         elif value and key not in HONOURED and not _ignored(key):
             yield f"{key}: nothing in limbeck does this."
     if len({str(asked[key]) for key, name in STAGE.items() if name == "lr" and key in asked}) > 1:

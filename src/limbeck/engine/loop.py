@@ -19,7 +19,7 @@ from limbeck.engine.progress import Display
 from limbeck.engine.schedule import lr_factor, steps_of
 from limbeck.engine.step import Step
 from limbeck.engine.stop import Stop, Vote
-from limbeck.engine.world import seed_for
+from limbeck.engine.world import PRECISIONS, seed_for
 from limbeck.errors import LimbeckError, did_you_mean
 from limbeck.folder import RunFolder, check_place
 from limbeck.recipe import Stage
@@ -37,6 +37,7 @@ class Pace:
     save_every: float = 60.0  # seconds
     eager: bool = False  # never capture a step
     compile: str = "auto"  # blocks by torch.compile, on CUDA: off, auto (where a stage is long enough), on
+    precision: str = "auto"  # models run in fp32, bf16, or auto: bf16 on CUDA, fp32 on CPU
     cache: str = "auto"  # the teacher's features: off, auto, or a folder to keep them in
     shard: bool = False  # cut student and teacher over the processes (FSDP2)
     recompute: bool = False  # keep no activations inside the student's blocks (gradient checkpointing)
@@ -46,8 +47,10 @@ class Pace:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise LimbeckError(f"--{name.replace('_', '-')} {value} must be 1 or more.")
-        if self.compile not in ("off", "auto", "on"):
-            raise LimbeckError(f'--compile "{self.compile}" is not one of off, auto, on.')
+        for name, allowed in (("compile", ("off", "auto", "on")), ("precision", PRECISIONS)):
+            if (value := getattr(self, name)) not in allowed:
+                near = did_you_mean(value, allowed)
+                raise LimbeckError(f'--{name} "{value}" is not one of {", ".join(allowed)}.{near}')
         if self.recompute and self.compile == "on":
             raise LimbeckError("--recompute and --compile on exclude each other: blocks are one or the other.")
         if self.cache not in ("off", "auto"):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs, LoggerType, patch_environment
 
 from limbeck.errors import LimbeckError, did_you_mean
@@ -16,19 +17,25 @@ from limbeck.errors import LimbeckError, did_you_mean
 PATIENCE = timedelta(days=1)
 
 
-def open_world(*, track: str | None = None, folder: Path | None = None) -> Accelerator:
-    """An Accelerator that sees every process there is: bf16 on CUDA, fp32 on CPU."""
+PRECISIONS = ("auto", "fp32", "bf16")
+
+
+def open_world(*, precision: str = "auto", track: str | None = None, folder: Path | None = None) -> Accelerator:
+    """An Accelerator that sees every process there is. Of itself it runs in bf16 on CUDA and in fp32 on CPU."""
     _check_plugins()
     cuda = torch.cuda.is_available()
     warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
     known = [kind.value for kind in LoggerType if kind != LoggerType.ALL]
     if track is not None and track not in known:
         raise LimbeckError(f'there is no tracker "{track}".{did_you_mean(track, known)} Known: {", ".join(known)}.')
+    mixed = "bf16" if precision == "bf16" or (precision == "auto" and cuda) else "no"
+    if AcceleratorState._shared_state.get("_mixed_precision", mixed) != mixed:
+        AcceleratorState._reset_state()  # an earlier run of this process had another, and Accelerate knows one
     with patch_environment(ACCELERATE_USE_DEEPSPEED="false"):  # what it would do, engine/deepspeed.py has done
         accelerator = Accelerator(
             # Without cpu=True, torchrun on a machine without accelerator gives as many worlds of one as processes.
             cpu=not cuda,
-            mixed_precision="bf16" if cuda else "no",
+            mixed_precision=mixed,
             log_with=track,
             project_dir=str(folder) if folder else None,
             # Buffers are schedules and anchors: functions of seed and step, equal everywhere. (The option's newer name
