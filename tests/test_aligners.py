@@ -1,5 +1,7 @@
 """How two widths become one; and the guard against a loss that falls because everything became one vector."""
 
+import inspect
+
 import pytest
 import torch
 from torch import nn
@@ -65,6 +67,28 @@ def test_equal_widths_are_left_as_they_are(name):
     assert all(a is b for a, b in zip(left + right, ours + theirs))
     assert len(left) == len(right) == PAIRS
     assert not list(aligner.parameters())
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("options", [{}, {"train_teacher": True}, {"always": True}])
+def test_layers_in_one_tensor_are_layers_in_a_list(name, options):
+    """Values, and the gradients of inputs and of maps."""
+    taken = inspect.signature(ALIGNERS[name]).parameters
+    torch.manual_seed(0)
+    aligner = ALIGNERS[name](
+        STUDENT, CASES[name][1], PAIRS, **{k: v for k, v in options.items() if k in taken}
+    ).double()
+    ours, theirs = (torch.stack(side).double() for side in sides(teacher=CASES[name][1], rows=(4,)))
+    found = {}
+    for as_list in (False, True):
+        inputs = [side.clone().requires_grad_() for side in (ours, theirs)]
+        given = [list(side.unbind()) for side in inputs] if as_list else inputs
+        aligner.zero_grad()
+        left, right = aligner(*given)
+        sum((one * one.sin()).sum() for one in [*left, *right]).backward()
+        found[as_list] = [*left, *right, *(side.grad for side in inputs), *(p.grad for p in aligner.parameters())]
+    for together, apart in zip(found[False], found[True], strict=True):
+        torch.testing.assert_close(together, apart)
 
 
 def test_none_knows_whether_it_fits():

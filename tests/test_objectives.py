@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from limbeck.aligners import Concat, Linear
 from limbeck.architectures import Shape
@@ -424,3 +425,34 @@ def test_a_distance_of_distributions_refuses_vectors(feature, distance):
 def test_values_without_meaning_are_refused(declared):
     with pytest.raises(LimbeckError):
         build(declared)
+
+
+class Counted(TorchDispatchMode):
+    """What torch is asked to compute, views left out: on a GPU, about a kernel each."""
+
+    def __init__(self):
+        super().__init__()
+        self.asked = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if not function.is_view and "empty" not in str(function):
+            self.asked.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("distance", ["mse", "unit_mse", "unit_sq", "cosine"])
+@pytest.mark.parametrize("align", ["none", "linear(always=true)", "shared", "both(width=8)"])
+@pytest.mark.parametrize("layers", ["uniform", "random(last=true)"])
+def test_what_is_small_is_computed_for_all_layers_at_once(layers, align, distance):
+    """Both ways, to the gradients of states and maps: no layer costs a kernel more."""
+
+    def asked(depth):
+        term = bound(Match("cls", map=layers, align=align, distance=distance), student=(depth, 8, 2, 3))
+        states = {layer: draw(2, 8, seed=layer).float() for layer in range(1, 7)}
+        ours = {("cls", s): one_row(states[s].requires_grad_()) for s in range(1, depth + 1)}
+        theirs = {("cls", t): one_row(state.detach().bfloat16()) for t, state in states.items()}
+        with Counted() as counted:
+            term(ours, theirs, {}).sum().backward()
+        return sorted(counted.asked)
+
+    assert asked(2) == asked(6)

@@ -1,5 +1,6 @@
-"""How two widths become one: an aligner takes the compared features, a list a side, and makes them comparable.
+"""How two widths become one: an aligner takes the compared features, some layers a side, and makes them comparable.
 
+Layers come as a list; those of one row an example as one tensor `(layers, batch, D)`, since that is fewer kernels.
 Aligners are trained beside the student and saved beside it, never in it.
 """
 
@@ -12,7 +13,8 @@ from torch import Tensor, nn
 
 from limbeck.filters import Filters
 
-Sides = tuple[list[Tensor], list[Tensor]]
+Several = Sequence[Tensor] | Tensor  # layers
+Sides = tuple[Several, Several]
 Width = Annotated[int, Field(gt=0)]
 
 
@@ -23,8 +25,8 @@ class NoAligner(nn.Module):
         super().__init__()
         self.fits = student == teacher
 
-    def forward(self, student: Sequence[Tensor], teacher: Sequence[Tensor]) -> Sides:
-        return list(student), list(teacher)
+    def forward(self, student: Several, teacher: Several) -> Sides:
+        return student, teacher
 
 
 class Linear(nn.Module):
@@ -38,8 +40,8 @@ class Linear(nn.Module):
         count = pairs if always or student != teacher else 0
         self.maps = nn.ModuleList(nn.Linear(student, teacher) for _ in range(count))
 
-    def forward(self, student: Sequence[Tensor], teacher: Sequence[Tensor]) -> Sides:
-        return _each(self.maps, student) if len(self.maps) else list(student), list(teacher)
+    def forward(self, student: Several, teacher: Several) -> Sides:
+        return _each(self.maps, student) if len(self.maps) else student, teacher
 
 
 class Shared(nn.Module):
@@ -49,8 +51,8 @@ class Shared(nn.Module):
         super().__init__()
         self.map = nn.Linear(student, teacher)
 
-    def forward(self, student: Sequence[Tensor], teacher: Sequence[Tensor]) -> Sides:
-        return [self.map(s) for s in student], list(teacher)
+    def forward(self, student: Several, teacher: Several) -> Sides:
+        return self.map(student) if isinstance(student, Tensor) else [self.map(s) for s in student], teacher
 
 
 class Anchor(nn.Module):
@@ -78,7 +80,7 @@ class Both(nn.Module):
         self.student = nn.ModuleList(nn.Linear(student, width) for _ in range(pairs))
         self.teacher = nn.ModuleList(_teacher_map(teacher, width, train_teacher) for _ in range(pairs))
 
-    def forward(self, student: Sequence[Tensor], teacher: Sequence[Tensor]) -> Sides:
+    def forward(self, student: Several, teacher: Several) -> Sides:
         return _each(self.student, student), _each(self.teacher, teacher)
 
 
@@ -90,7 +92,7 @@ class Concat(nn.Module):
         self.student = nn.Linear(student * pairs, width)
         self.teacher = _teacher_map(teacher * pairs, width, train_teacher)
 
-    def forward(self, student: Sequence[Tensor], teacher: Sequence[Tensor]) -> Sides:
+    def forward(self, student: Several, teacher: Several) -> Sides:
         return [self.student(torch.cat(list(student), -1))], [self.teacher(torch.cat(list(teacher), -1))]
 
 
@@ -101,10 +103,32 @@ def _teacher_map(inside: int, outside: int, train: bool) -> nn.Module:
     return nn.Linear(inside, outside, bias=False) if train else Anchor(inside, outside)
 
 
-def _each(maps: Iterable[Any], states: Sequence[Tensor]) -> list[Tensor]:
-    """Each layer through its own map. One row an example is so little that all layers share one product."""
-    if states[0].dim() > 2:
+def _each(maps: Iterable[Any], states: Several) -> Several:
+    """Each layer through its own map."""
+    if not isinstance(states, Tensor):
         return [one(state) for one, state in zip(maps, states)]
-    products = torch.stack(list(states)) @ torch.stack([one.weight for one in maps]).mT
+    maps = list(maps)
     biases = [one.bias for one in maps if one.bias is not None]
-    return list((products + torch.stack(biases).unsqueeze(1) if biases else products).unbind())
+    return Maps.apply(states, torch.stack([one.weight for one in maps]), torch.stack(biases) if biases else None)
+
+
+class Maps(torch.autograd.Function):
+    """A linear map a layer, all at once. By autograd's own, every weight's gradient would lie turned, and be copied."""
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, weights: Tensor, biases: Tensor | None) -> Tensor:
+        """`(layers, batch, D)` by `(layers, width, D)`."""
+        ctx.save_for_backward(states, weights)
+        if biases is None:
+            return states @ weights.mT
+        return torch.baddbmm(biases.unsqueeze(1), states, weights.mT)
+
+    @staticmethod
+    def backward(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:
+        """Those that are wanted."""
+        (states, weights), (above,), wanted = ctx.saved_tensors, given, ctx.needs_input_grad
+        return (
+            above @ weights if wanted[0] else None,
+            above.mT @ states if wanted[1] else None,
+            above.sum(1) if wanted[2] else None,
+        )

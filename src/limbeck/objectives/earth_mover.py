@@ -43,7 +43,8 @@ class Grid(Match):
 
     def forward(self, student: Features, teacher: Features, batch: Mapping[str, Tensor]) -> Tensor:
         left, right, mask = self.aligned(student, teacher)
-        rows = [torch.stack([per_example(self.distance(a, b), mask) for b in right], -1) for a in left]
+        theirs = list(right)
+        rows = [torch.stack([per_example(self.distance(a, b), mask) for b in theirs], -1) for a in left]
         return torch.stack(rows, 1)
 
 

@@ -1,18 +1,17 @@
 """Match: layers of the student against layers of the teacher."""
 
-from collections.abc import Mapping
-from operator import attrgetter
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from limbeck.aligners import ALIGNERS, Linear, NoAligner, Shared
+from limbeck.aligners import ALIGNERS, Linear, NoAligner, Several, Shared
 from limbeck.architectures import Shape, Side
 from limbeck.blends import BLENDS, Blend
-from limbeck.distances import DISTANCES, OF_DISTRIBUTIONS, mse
+from limbeck.distances import DISTANCES, OF_DISTRIBUTIONS, exact, mse
 from limbeck.errors import LimbeckError
-from limbeck.features import LOGITS, find_feature, scores
+from limbeck.features import LOGITS, Rows, find_feature, scores
 from limbeck.filters import Filters
 from limbeck.mappings import MAPPINGS, Layers
 from limbeck.objectives.base import Models, Moment, NamedAligner, Objective, Read, per_example
@@ -193,16 +192,23 @@ class Match(Objective):
         name, (ours, theirs) = str(self.call), self.sides
         return {Read(ours, name, s) for s in self.layers.student} | {Read(theirs, name, t) for t in self.layers.teacher}
 
-    def aligned(self, student: Features, teacher: Features) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    def aligned(self, student: Features, teacher: Features) -> tuple[Several, Several, Tensor]:
         """Both sides' layers, comparable, and the mask of their rows."""
-        name, taken = str(self.call), attrgetter("states" if self._as_they_are else "values")
+        name = str(self.call)
         ours = [student[name, s] for s in self.layers.student]
-        theirs = [taken(teacher[name, t]) for t in self.layers.teacher]
-        if self.layers.draw:  # the drawn layers are picked on the device: one captured step serves every draw
-            theirs = list(torch.stack(theirs).index_select(0, self.draw).unbind())
+        # The drawn layers are picked on the device: one captured step serves every draw.
+        theirs = self._taken([teacher[name, t] for t in self.layers.teacher], self.draw if self.layers.draw else None)
         masks = [ours[0].mask] if isinstance(self.aligner, Filters) else []  # filters may attend to other tokens
-        left, right = self.aligner([taken(rows) for rows in ours], theirs, *masks)
+        left, right = self.aligner(self._taken(ours), theirs, *masks)
         return left, right, ours[0].mask
+
+    def _taken(self, layers: Sequence[Rows], draw: Tensor | None = None) -> Several:
+        """Layers as they are compared; what is small goes as one tensor from here on: fewer kernels."""
+        if self.feature.rows == "example":
+            states = torch.stack([rows.states for rows in layers])
+            return exact(states if draw is None else states.index_select(0, draw))
+        found = [rows.states if self._as_they_are else rows.values for rows in layers]
+        return found if draw is None else torch.stack(found).index_select(0, draw).unbind()
 
     @property
     def _as_they_are(self) -> bool:
@@ -213,9 +219,8 @@ class Match(Objective):
         left, right, mask = self.aligned(student, teacher)
         if self.blend:
             right = self.blend(left, right)
-        # All layers go at once where what is stacked is small: fewer kernels.
         if self.feature.rows == "example":
-            layers = self.distance(torch.stack(left), torch.stack(right))
+            layers = self.distance(_together(left), _together(right))
         elif self.feature is scores:  # a number is a row there
             masks = self._shared_rows(student, teacher) or [mask] * len(left)
             layers = torch.stack([per_example(self.distance(a, b), m) for a, b, m in zip(left, right, masks)])
@@ -240,3 +245,7 @@ class Match(Objective):
         for row, group, weights in zip(grid, self.blend.groups, self.blend.weights(left, right)):
             row[list(group)] = (weights[mask].mean(0) if weights.dim() > 1 else weights).detach().to(row)
         return grid
+
+
+def _together(layers: Several) -> Tensor:
+    return layers if isinstance(layers, Tensor) else torch.stack(list(layers))
