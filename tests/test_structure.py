@@ -18,7 +18,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 # A module imports, at its top, only what stands on a lower line, or beside it in its own package.
 ORDER = [
     {"errors", "wide_head", "kernels", "streams"},
-    {"folder", "spec", "squares"},
+    {"folder", "spec", "squares", "means"},
     {"data"},
     {"mappings", "distances", "architectures", "report", "recipe", "pairs"},
     {"features", "projector", "models", "vocabulary", "views"},

@@ -24,11 +24,19 @@ def mse(student: Tensor, teacher: Tensor) -> Tensor:
 
 def unit_mse(student: Tensor, teacher: Tensor) -> Tensor:
     """Mean squared difference of the unit vectors (PKD, ILD-RTC)."""
+    if _by_kernel(student, teacher):
+        from limbeck.squares import unit_squares
+
+        return unit_squares(student, teacher, mean=True)
     return mse(_unit(student), _unit(teacher))
 
 
 def unit_sq(student: Tensor, teacher: Tensor) -> Tensor:
     """Squared norm of the difference of the unit vectors (RAIL-KD)."""
+    if _by_kernel(student, teacher):
+        from limbeck.squares import unit_squares
+
+        return unit_squares(student, teacher, mean=False)
     return (_unit(student) - _unit(teacher)).square().sum(-1)
 
 
@@ -89,10 +97,8 @@ def exact(states: Tensor) -> Tensor:
 
 
 def _by_kernel(student: Tensor, teacher: Tensor) -> bool:
-    """Whether these are wide rows on a GPU, alike and whole, which one kernel compares."""
-    alike = student.shape == teacher.shape and student.is_contiguous() and teacher.is_contiguous()
-    known = {student.dtype, teacher.dtype} <= {torch.bfloat16, torch.float16, torch.float32}
-    return alike and known and 64 <= student.shape[-1] <= 8192 and kernels.run_on(student.device)
+    """Whether one kernel compares these rows."""
+    return student.shape == teacher.shape and kernels.take(student) and kernels.take(teacher)
 
 
 def _unit(vectors: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from limbeck import kernels
 from limbeck.architectures import Side
 from limbeck.distances import exact
 from limbeck.errors import LimbeckError
@@ -130,7 +131,7 @@ def cls(seen: Seen, layer: int) -> Rows:
 @seen_at("hidden", width="width", rows="example")
 def mean(seen: Seen, layer: int) -> Rows:
     """The mean state of an example's tokens, padding left out."""
-    return Rows(_mean(seen, exact(seen.hidden[layer])), seen.one_row)
+    return Rows(_mean(seen, seen.hidden[layer]), seen.one_row)
 
 
 @seen_at("hidden", fixed=0, width="width", rows="token")
@@ -257,6 +258,11 @@ def _cls(seen: Seen, states: Tensor) -> Tensor:
 
 
 def _mean(seen: Seen, states: Tensor) -> Tensor:
+    if kernels.take(states):
+        from limbeck.means import token_means
+
+        return token_means(states, seen.mask)
+    states = exact(states)
     return (seen.ones.to(states.dtype) @ states).squeeze(1) / seen.counts
 
 

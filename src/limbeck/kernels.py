@@ -35,6 +35,12 @@ def _one_runs(device: torch.device) -> bool:
     return True
 
 
+def take(rows: torch.Tensor) -> bool:
+    """Whether they take these rows: wide ones, one behind another, on a GPU and in fp32 or half precision."""
+    known = rows.dtype in (torch.bfloat16, torch.float16, torch.float32)
+    return known and rows.is_contiguous() and 64 <= rows.shape[-1] <= 8192 and run_on(rows.device)
+
+
 def grid(kernel: Any, *programs: int) -> Any:
     """A kernel, to be called with its arguments: so many programs of it, in one dimension or more."""
     return kernel[programs]
