@@ -456,3 +456,26 @@ def test_what_is_small_is_computed_for_all_layers_at_once(layers, align, distanc
         return sorted(counted.asked)
 
     assert asked(2) == asked(6)
+
+
+@pytest.mark.parametrize("distance", ["mse", "unit_mse", "cosine"])
+@pytest.mark.parametrize("align", ["none", "linear", "linear(always=true)", "shared", "both(width=8)"])
+@pytest.mark.parametrize("match", ["hidden", "cls"])
+@pytest.mark.parametrize("layers", ["uniform", "random(last=true)"])
+def test_half_precision_is_compared_in_full(layers, match, align, distance):
+    """Whoever turns it into fp32: states on their way to an aligner, or the distance itself."""
+    term = bound(Match(match, map=layers, align=align, distance=distance))
+    found = []
+    for take in (torch.Tensor.bfloat16, lambda states: states.bfloat16().float()):
+        sides = [
+            {
+                (match, layer): Rows(take(draw(3, LENGTH, 8, seed=seed + layer)), MASK)
+                if match == "hidden"
+                else one_row(take(draw(3, 8, seed=seed + layer)))
+                for layer in range(1, depth + 1)
+            }
+            for seed, depth in ((0, 3), (10, 6))
+        ]
+        found.append(term(*sides, {}))
+    assert found[0].dtype == torch.float32
+    torch.testing.assert_close(*found)

@@ -194,26 +194,30 @@ class Match(Objective):
 
     def aligned(self, student: Features, teacher: Features) -> tuple[Several, Several, Tensor]:
         """Both sides' layers, comparable, and the mask of their rows."""
-        name = str(self.call)
+        name, (ours_raw, theirs_raw) = str(self.call), self._as_they_are
         ours = [student[name, s] for s in self.layers.student]
+        theirs = [teacher[name, t] for t in self.layers.teacher]
         # The drawn layers are picked on the device: one captured step serves every draw.
-        theirs = self._taken([teacher[name, t] for t in self.layers.teacher], self.draw if self.layers.draw else None)
+        right = self._taken(theirs, theirs_raw, self.draw if self.layers.draw else None)
         masks = [ours[0].mask] if isinstance(self.aligner, Filters) else []  # filters may attend to other tokens
-        left, right = self.aligner(self._taken(ours), theirs, *masks)
+        left, right = self.aligner(self._taken(ours, ours_raw), right, *masks)
         return left, right, ours[0].mask
 
-    def _taken(self, layers: Sequence[Rows], draw: Tensor | None = None) -> Several:
+    def _taken(self, layers: Sequence[Rows], raw: bool, draw: Tensor | None = None) -> Several:
         """Layers as they are compared; what is small goes as one tensor from here on: fewer kernels."""
         if self.feature.rows == "example":
             states = torch.stack([rows.states for rows in layers])
             return exact(states if draw is None else states.index_select(0, draw))
-        found = [rows.states if self._as_they_are else rows.values for rows in layers]
+        found = [rows.states if raw else rows.values for rows in layers]
         return found if draw is None else torch.stack(found).index_select(0, draw).unbind()
 
     @property
-    def _as_they_are(self) -> bool:
-        """Whether nothing touches the layers but a distance that takes half precision."""
-        return self.distance.func is mse and isinstance(self.aligner, NoAligner) and not self.blend
+    def _as_they_are(self) -> tuple[bool, bool]:
+        """Of student and teacher, whether nothing touches the layers but a distance that takes half precision."""
+        if self.distance.func is not mse or self.blend:
+            return False, False
+        plain = isinstance(self.aligner, NoAligner) or (isinstance(self.aligner, Linear) and not self.aligner.maps)
+        return plain, plain or isinstance(self.aligner, Linear | Shared)
 
     def forward(self, student: Features, teacher: Features, batch: Mapping[str, Tensor]) -> Tensor:
         left, right, mask = self.aligned(student, teacher)
