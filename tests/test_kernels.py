@@ -1,11 +1,18 @@
 """Kernels of our own run where one of them was seen to, and nowhere else."""
 
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
 from limbeck import kernels, squares
+from tests import toy
 
 DEVICE = torch.device("cuda", 0)
 
@@ -55,3 +62,19 @@ def test_without_a_gpu_none_runs():
 def test_without_triton_none_runs(monkeypatch):
     monkeypatch.setattr(kernels, "find_spec", lambda name: None)
     assert not kernels.run_on(DEVICE)
+
+
+@pytest.mark.slow
+def test_every_kernel_compiles_for_a_gpu():
+    """Which the interpreter does not show."""
+    source = toy.ROOT / "src" / "limbeck"
+    wanted = {
+        f"limbeck.{'.'.join(path.relative_to(source).with_suffix('').parts)}.{name}"
+        for path in source.rglob("*.py")
+        for name in re.findall(r"kernels\.grid\((\w+)", path.read_text("utf8"))
+    }
+    environment = {k: v for k, v in toy.environment().items() if k != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = f"{toy.ROOT}:{environment['PYTHONPATH']}:{Path(find_spec('triton').origin).parents[1]}"
+    command = [sys.executable, "-m", "tests.compile_kernels"]
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert set(found.stdout.split()) == wanted, found.stderr
