@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from limbeck.aligners import Concat, Linear
+from limbeck.aligners import ALIGNERS, Concat, Linear
 from limbeck.architectures import Shape
 from limbeck.data.kinds import KINDS
 from limbeck.errors import LimbeckError
@@ -479,3 +479,24 @@ def test_half_precision_is_compared_in_full(layers, match, align, distance):
         found.append(term(*sides, {}))
     assert found[0].dtype == torch.float32
     torch.testing.assert_close(*found)
+
+
+class OfLists(Linear):
+    """Somebody else's aligner: it maps both sides, and knows nothing but lists of fp32."""
+
+    together = False
+
+    def forward(self, student, teacher):
+        assert isinstance(student, list)
+        assert isinstance(teacher, list)
+        return [torch.cat([one, one], -1) for one in student], [
+            m(one).repeat(1, 2) for m, one in zip(self.maps, teacher)
+        ]
+
+
+@pytest.mark.parametrize("match", ["cls", "mean"])
+def test_an_aligner_that_takes_lists_gets_lists(match, monkeypatch):
+    monkeypatch.setitem(ALIGNERS, "own", OfLists)
+    term = bound(Match(match, map="uniform", align="own(always=true)", distance="mse"))
+    sides = [{(match, layer): one_row(draw(3, 8, seed=layer).bfloat16()) for layer in range(1, n + 1)} for n in (3, 6)]
+    assert term(*sides, {}).shape == (3,)

@@ -1,7 +1,7 @@
 """How two widths become one: an aligner takes the compared features, some layers a side, and makes them comparable.
 
-Layers come as a list; those of one row an example as one tensor `(layers, batch, D)`, since that is fewer kernels.
-Aligners are trained beside the student and saved beside it, never in it.
+Layers come as a list. Those of one row an example come as one tensor `(layers, batch, D)`, which is fewer kernels, if
+an aligner says that it takes them `together`. Aligners are trained beside the student and saved beside it, never in it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,6 +21,8 @@ Width = Annotated[int, Field(gt=0)]
 class NoAligner(nn.Module):
     """Compare as is; both widths must be equal."""
 
+    together = True
+
     def __init__(self, student: int, teacher: int, pairs: int) -> None:
         super().__init__()
         self.fits = student == teacher
@@ -35,6 +37,8 @@ class Linear(nn.Module):
     At equal widths there is nothing to map and it is left out, unless `always`.
     """
 
+    together = True
+
     def __init__(self, student: int, teacher: int, pairs: int, *, always: bool = False) -> None:
         super().__init__()
         count = pairs if always or student != teacher else 0
@@ -46,6 +50,8 @@ class Linear(nn.Module):
 
 class Shared(nn.Module):
     """One linear map for all layers, from the student's width to the teacher's (TinyBERT)."""
+
+    together = True
 
     def __init__(self, student: int, teacher: int, pairs: int) -> None:
         super().__init__()
@@ -75,6 +81,8 @@ class Both(nn.Module):
     The teacher's maps stay at an orthogonal start: trained together, both sides collapse onto one direction.
     """
 
+    together = True
+
     def __init__(self, student: int, teacher: int, pairs: int, *, width: Width = 128, train_teacher: bool = False):
         super().__init__()
         self.student = nn.ModuleList(nn.Linear(student, width) for _ in range(pairs))
@@ -86,6 +94,8 @@ class Both(nn.Module):
 
 class Concat(nn.Module):
     """All layers of a side joined into one vector, then mapped to `width`, a map a side (RAIL-KD's concatenation)."""
+
+    together = True
 
     def __init__(self, student: int, teacher: int, pairs: int, *, width: Width = 128, train_teacher: bool = False):
         super().__init__()

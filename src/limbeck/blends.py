@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from limbeck.aligners import Anchor, Several
+from limbeck.aligners import Anchor
 
 Groups = Sequence[Sequence[int]]
 
@@ -21,11 +21,11 @@ class Blend(nn.Module):
         super().__init__()
         self.groups = groups
 
-    def forward(self, student: Several, teacher: Several) -> list[Tensor]:
+    def forward(self, student: Sequence[Tensor], teacher: Sequence[Tensor]) -> list[Tensor]:
         """The targets, as many as student layers."""
         raise NotImplementedError
 
-    def weights(self, student: Several, teacher: Several) -> list[Tensor]:
+    def weights(self, student: Sequence[Tensor], teacher: Sequence[Tensor]) -> list[Tensor]:
         """How much of each layer of its group a student layer takes: `(batch, …, group)`, or one `(group,)` for all."""
         raise NotImplementedError
 
@@ -36,11 +36,11 @@ class Attention(Blend):
     Nothing here trains, but gradients reach the student through the weights too.
     """
 
-    def weights(self, student: Several, teacher: Several) -> list[Tensor]:
+    def weights(self, student: Sequence[Tensor], teacher: Sequence[Tensor]) -> list[Tensor]:
         products = (_stacked(teacher, group) @ s.unsqueeze(-1) for s, group in zip(student, self.groups))
         return [product.squeeze(-1).softmax(-1) for product in products]
 
-    def forward(self, student: Several, teacher: Several) -> list[Tensor]:
+    def forward(self, student: Sequence[Tensor], teacher: Sequence[Tensor]) -> list[Tensor]:
         return [
             (weights.unsqueeze(-2) @ _stacked(teacher, group)).squeeze(-2)
             for weights, group in zip(self.weights(student, teacher), self.groups)
@@ -60,13 +60,13 @@ class Combine(Blend):
             Anchor(len(group) * width, width) if frozen else _mean(len(group), width) for group in groups
         )
 
-    def weights(self, student: Several, teacher: Several) -> list[Tensor]:
+    def weights(self, student: Sequence[Tensor], teacher: Sequence[Tensor]) -> list[Tensor]:
         """Each layer's share of its group's map, by the norm of its columns."""
         maps = [m.state_dict()["weight"] for m in self.maps]
         norms = [m.unflatten(1, (len(group), -1)).norm(dim=(0, 2)) for m, group in zip(maps, self.groups)]
         return [norm / norm.sum() for norm in norms]
 
-    def forward(self, student: Several, teacher: Several) -> list[Tensor]:
+    def forward(self, student: Sequence[Tensor], teacher: Sequence[Tensor]) -> list[Tensor]:
         return [m(torch.cat([teacher[i] for i in group], -1)) for m, group in zip(self.maps, self.groups)]
 
 
@@ -82,6 +82,6 @@ def _mean(layers: int, width: int) -> nn.Linear:
     return map_
 
 
-def _stacked(layers: Several, group: Sequence[int]) -> Tensor:
+def _stacked(layers: Sequence[Tensor], group: Sequence[int]) -> Tensor:
     """The layers of a group, `(batch, …, group, D)`."""
     return torch.stack([layers[i] for i in group], -2)

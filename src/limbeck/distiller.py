@@ -21,10 +21,12 @@ from limbeck.teachers import Cached, Live
 
 @dataclass
 class Output:
-    """The loss to minimise, and each part of it before weighting, by name."""
+    """The loss to minimise, and each part of it before weighting, by name: its mean, and one number an example. The
+    means are made together, so a gradient of one of them walks all; `losses` are apart."""
 
     loss: Tensor
     parts: dict[str, Tensor]
+    losses: dict[str, Tensor]
 
 
 class Distiller(nn.Module):
@@ -152,11 +154,10 @@ class Distiller(nn.Module):
             self.teacher.join()
         weight = batch.get("weight")
         with full_precision(batch["input_ids"]):
-            # All parts at once: fewer kernels.
-            losses = [term(*(features[side] for side in term.sides), mixed) for term in self.terms.values()]
-            parts = _means(torch.stack(losses), weight, batch.get("count"))
+            losses = {n: term(*(features[side] for side in term.sides), mixed) for n, term in self.terms.items()}
+            parts = _means(torch.stack(list(losses.values())), weight, batch.get("count"))
             loss = (torch.stack([term.scale for term in self.terms.values()]) * parts).sum()
-        return Output(loss, dict(zip(self.terms, parts)))
+        return Output(loss, dict(zip(self.terms, parts)), losses)
 
     def _plain(self, batch: Mapping[str, Any]) -> Features:
         """The student on the inputs as they are, where they are mixed and somebody reads both."""

@@ -9,6 +9,7 @@ import torch
 import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from limbeck import kernels
 
@@ -26,7 +27,7 @@ class Means(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, states: Tensor, mask: Tensor) -> Tensor:
         """A row an example."""
-        mask = mask.contiguous().view(torch.uint8)
+        mask = mask.bool().contiguous().view(torch.uint8)
         ctx.save_for_backward(mask)
         ctx.shape, ctx.dtype = states.shape, states.dtype
         batch, tokens, width = states.shape
@@ -37,6 +38,7 @@ class Means(torch.autograd.Function):
         return found
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *given: Tensor) -> tuple[Tensor, None]:
         """The gradient of the states, in their precision."""
         (mask,) = ctx.saved_tensors

@@ -252,13 +252,13 @@ def find_unreached(distiller: Distiller, batch: dict[str, torch.Tensor]) -> list
     if not trained:
         raise LimbeckError("nothing trains: the stage's train list, or a frozen start, leaves no parameter.")
     training = distiller.training
-    parts = distiller.eval()(**batch).parts
+    losses = distiller.eval()(**batch).losses
     distiller.train(training)
     reached: set[str] = set()
-    for name, part in parts.items():
+    for name, loss in losses.items():
         gradients = (
-            torch.autograd.grad(part, list(trained.values()), allow_unused=True, retain_graph=True)
-            if part.requires_grad
+            torch.autograd.grad(loss.sum(), list(trained.values()), allow_unused=True, retain_graph=True)
+            if loss.requires_grad
             else [None] * len(trained)
         )
         found = {parameter for parameter, gradient in zip(trained, gradients) if gradient is not None}

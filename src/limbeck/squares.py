@@ -10,6 +10,7 @@ import torch
 import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from limbeck import kernels
 
@@ -41,6 +42,7 @@ class Squares(torch.autograd.Function):
         return found
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients in the precision of the rows."""
         student, teacher = ctx.saved_tensors

@@ -120,9 +120,10 @@ def test_what_contradicts_itself(config, said):
         understood(config, processes=2)
 
 
-def test_full_precision():
-    assert understood({"bf16": {"enabled": False}}, processes=1).pace == {"precision": "fp32"}
-    assert understood({"bf16": {"enabled": True}}, processes=1).pace == {}
+def test_precision():
+    for enabled, pace in ((False, {"precision": "fp32"}), (0, {"precision": "fp32"}), (True, {"precision": "bf16"})):
+        assert understood({"bf16": {"enabled": enabled}}, processes=1).pace == pace
+    assert understood({"bf16": {"enabled": "auto"}}, processes=1).pace == {}
 
 
 def test_what_is_ignored_is_said_in_one_line():

@@ -323,3 +323,16 @@ def test_another_error_is_not_taken_for_one_of_compiling(monkeypatch):
     monkeypatch.setattr(step, "_backward", lambda *a, **k: (_ for _ in ()).throw(RuntimeError("out of memory")))
     with pytest.raises(RuntimeError, match="out of memory"):
         run(step, module)
+
+
+@pytest.mark.parametrize(("precision", "products"), [("no", "highest"), ("bf16", "high")])
+def test_products_are_rounded_only_where_models_run_in_half_precision(precision, products, monkeypatch):
+    seen = []
+    module, step = made(precision)
+    whole = step._whole
+    monkeypatch.setattr(
+        step, "_whole", lambda *given: (seen.append(torch.get_float32_matmul_precision()), whole(*given))
+    )
+    run(step, module, 1)
+    assert seen == [products]
+    assert torch.get_float32_matmul_precision() == "highest"

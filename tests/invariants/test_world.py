@@ -5,6 +5,7 @@ import sys
 import pytest
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 
 import limbeck
 from limbeck import LimbeckError, cli
@@ -25,6 +26,24 @@ def test_one_process_is_a_world(monkeypatch):
     assert world.open_world().num_processes == 1
 
 
+@pytest.fixture
+def nothing_opened(monkeypatch):
+    monkeypatch.setattr(world, "_opened", set())
+    AcceleratorState._reset_state(reset_partial_state=True)
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.mark.usefixtures("nothing_opened")
+def test_an_accelerator_of_somebody_elses_keeps_its_precision():
+    own = Accelerator(cpu=True, mixed_precision="bf16")
+    with pytest.raises(LimbeckError, match=r'runs in "bf16".*precision='):
+        world.open_world()
+    assert own.mixed_precision == "bf16"
+    assert world.open_world(precision="bf16").mixed_precision == "bf16"
+
+
+@pytest.mark.usefixtures("nothing_opened")
 def test_precision_is_that_of_the_run_whatever_an_earlier_one_had():
     found = [world.open_world(precision=asked).mixed_precision for asked in ("bf16", "auto", "bf16", "fp32")]
     assert found == ["bf16", "no", "bf16", "no"]

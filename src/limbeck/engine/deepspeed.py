@@ -94,12 +94,12 @@ def understood(config: Mapping[str, Any], *, processes: int) -> Wishes:
     batch, micro_batch = _batch(asked, processes)
     stage = {name: SCHEDULES.get(str(asked[key]), asked[key]) for key, name in STAGE.items() if key in asked}
     stage |= {"batch": batch}
-    cut = asked.get("zero_optimization.stage")
+    cut, half = asked.get("zero_optimization.stage"), asked.get("bf16.enabled")
     pace = {
         "micro_batch": micro_batch,
         "shard": None if cut is None or (cut and processes == 1) else cut > 0,
         "recompute": any(asked.get(key) for key in RECOMPUTE) or None,
-        "precision": "fp32" if asked.get("bf16.enabled") is False else None,
+        "precision": None if half in (None, "auto") else "bf16" if half else "fp32",
     }
     stage, pace = ({key: value for key, value in one.items() if value is not None} for one in (stage, pace))
     taken = ", ".join(f"{key} {value}" for key, value in (stage | pace).items())

@@ -66,6 +66,7 @@ class Step:
         if self.sharded:
             hold_ends([distiller.tap, distiller.plain])
         alone = accelerator.num_processes == 1 and not self.sharded
+        self.half_products = accelerator.mixed_precision == "bf16"
         self.module: nn.Module = distiller if alone or self.sharded else accelerator.prepare_model(distiller)
         # What is recomputed asks the generator for its state, which a captured step cannot.
         self.captures = captures(distiller, say) if cuda and alone and not eager and not recomputed else None
@@ -73,7 +74,7 @@ class Step:
         if cuda:
             prime(self.optimizer)
         # DDP and recomputed blocks know the weights themselves, so with them these are cast by autocast instead.
-        halves = alone and accelerator.mixed_precision == "bf16" and not recomputed
+        halves = alone and self.half_products and not recomputed
         self.half = Half(distiller, own_products=not compiled) if halves else None
         own = kernels.run_on(distiller.student.device)
         self.one_pass = updating_at_once(self.optimizer, self.half) if self.half and own else None
@@ -120,7 +121,7 @@ class Step:
     def _run(self, key: Hashable, work: Callable[[], None], seed: int) -> None:
         torch.manual_seed(seed)
         try:
-            with tensor_cores():
+            with tensor_cores() if self.half_products else nullcontext():
                 if self.captures:
                     self.captures.run(key, work, seed)
                 else:
@@ -293,7 +294,7 @@ def _rate(lr: float, like: Tensor) -> Tensor:
 
 @contextmanager
 def tensor_cores() -> Iterator[None]:
-    """Products in fp32, which are the losses' and aligners' alone, may use TF32 while training."""
+    """Products in fp32 may use TF32: where models run in bf16, these are the losses' and aligners' alone."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:

@@ -18,6 +18,7 @@ PATIENCE = timedelta(days=1)
 
 
 PRECISIONS = ("auto", "fp32", "bf16")
+_opened: set[str] = set()  # the precisions that runs of this process had, in Accelerate's words
 
 
 def open_world(*, precision: str = "auto", track: str | None = None, folder: Path | None = None) -> Accelerator:
@@ -29,8 +30,7 @@ def open_world(*, precision: str = "auto", track: str | None = None, folder: Pat
     if track is not None and track not in known:
         raise LimbeckError(f'there is no tracker "{track}".{did_you_mean(track, known)} Known: {", ".join(known)}.')
     mixed = "bf16" if precision == "bf16" or (precision == "auto" and cuda) else "no"
-    if AcceleratorState._shared_state.get("_mixed_precision", mixed) != mixed:
-        AcceleratorState._reset_state()  # an earlier run of this process had another, and Accelerate knows one
+    _forget_other_precision(mixed)
     with patch_environment(ACCELERATE_USE_DEEPSPEED="false"):  # what it would do, engine/deepspeed.py has done
         accelerator = Accelerator(
             # Without cpu=True, torchrun on a machine without accelerator gives as many worlds of one as processes.
@@ -45,6 +45,7 @@ def open_world(*, precision: str = "auto", track: str | None = None, folder: Pat
                 InitProcessGroupKwargs(timeout=PATIENCE),
             ],
         )
+    _opened.add(mixed)
     if track is not None and not accelerator.log_with:
         raise LimbeckError(f"--track {track} needs its package, which is not installed: pip install {track}")
     started = int(os.environ.get("WORLD_SIZE", "1"))
@@ -54,6 +55,19 @@ def open_world(*, precision: str = "auto", track: str | None = None, folder: Pat
             "Start them with torchrun --nproc_per_node N -m limbeck …"
         )
     return accelerator
+
+
+def _forget_other_precision(mixed: str) -> None:
+    """Accelerate knows one precision a process, and an earlier run may have had another."""
+    there = AcceleratorState._shared_state.get("_mixed_precision", mixed)
+    if there == mixed:
+        return
+    if there not in _opened:
+        raise LimbeckError(
+            f'this process has an Accelerator of its own, which runs in "{there}", and knows one precision only. Ask '
+            f"for the same with precision=, or call limbeck in a process of its own."
+        )
+    AcceleratorState._reset_state()
 
 
 def _check_plugins() -> None:

@@ -58,7 +58,8 @@ class CoTraining(Logits):
 
     def forward(self, student: Features, teacher: Features, batch: Mapping[str, Tensor]) -> Tensor:
         ours, labels = student["logits", LOGITS], labels_of(self.kind, batch)
-        with torch.autocast(ours.mask.device.type, torch.bfloat16, enabled=ours.mask.is_cuda):
+        made = getattr(ours.states, "states", ours.states)  # of words, what makes them
+        with torch.autocast(ours.mask.device.type, torch.bfloat16, enabled=made.dtype == torch.bfloat16):
             theirs = self.tap(**batch)["logits", LOGITS]
         drawn = from_teacher(self.distance, self.kind, theirs, ours, labels)
         learnt = from_labels(self.loss, self.kind, theirs, labels)

@@ -47,6 +47,10 @@ class Grid(Match):
         rows = [torch.stack([per_example(self.distance(a, b), mask) for b in theirs], -1) for a in left]
         return torch.stack(rows, 1)
 
+    @property
+    def _as_they_are(self) -> tuple[bool, bool]:
+        return False, False  # every layer is compared many times, so it is turned into fp32 once
+
 
 class EarthMover(Objective):
     """Layers matched many to many by the earth mover's distance (BERT-EMD).

@@ -199,8 +199,11 @@ class Match(Objective):
         theirs = [teacher[name, t] for t in self.layers.teacher]
         # The drawn layers are picked on the device: one captured step serves every draw.
         right = self._taken(theirs, theirs_raw, self.draw if self.layers.draw else None)
+        left = self._taken(ours, ours_raw)
+        if not getattr(self.aligner, "together", False):
+            left, right = list(left), list(right)
         masks = [ours[0].mask] if isinstance(self.aligner, Filters) else []  # filters may attend to other tokens
-        left, right = self.aligner(self._taken(ours, ours_raw), right, *masks)
+        left, right = self.aligner(left, right, *masks)
         return left, right, ours[0].mask
 
     def _taken(self, layers: Sequence[Rows], raw: bool, draw: Tensor | None = None) -> Several:
@@ -214,15 +217,15 @@ class Match(Objective):
     @property
     def _as_they_are(self) -> tuple[bool, bool]:
         """Of student and teacher, whether nothing touches the layers but a distance that takes half precision."""
-        if self.distance.func is not mse or self.blend:
+        kind = type(self.aligner)  # not one derived from it, which may touch more
+        if self.distance.func is not mse or self.blend or kind not in (NoAligner, Linear, Shared):
             return False, False
-        plain = isinstance(self.aligner, NoAligner) or (isinstance(self.aligner, Linear) and not self.aligner.maps)
-        return plain, plain or isinstance(self.aligner, Linear | Shared)
+        return not list(self.aligner.parameters()), True
 
     def forward(self, student: Features, teacher: Features, batch: Mapping[str, Tensor]) -> Tensor:
         left, right, mask = self.aligned(student, teacher)
         if self.blend:
-            right = self.blend(left, right)
+            right = self.blend(list(left), list(right))
         if self.feature.rows == "example":
             layers = self.distance(_together(left), _together(right))
         elif self.feature is scores:  # a number is a row there
@@ -246,7 +249,7 @@ class Match(Objective):
             grid[range(len(grid)), self.draw.tolist()] = 1.0
             return grid
         left, right, mask = self.aligned(student, teacher)
-        for row, group, weights in zip(grid, self.blend.groups, self.blend.weights(left, right)):
+        for row, group, weights in zip(grid, self.blend.groups, self.blend.weights(list(left), list(right))):
             row[list(group)] = (weights[mask].mean(0) if weights.dim() > 1 else weights).detach().to(row)
         return grid
 
