@@ -13,6 +13,7 @@ from limbeck import recipe as recipes
 from limbeck.errors import LimbeckError
 from limbeck.objectives import build
 from limbeck.recipe import Recipe, Stage, read, resolve, save, shipped, task_values, validate, variant_values
+from limbeck.spec import number
 
 NAMES = shipped()
 HEADINGS = ["What it adds", "Recipe", "Suggested values", "What the paper leaves open", "Cost", "Citation"]
@@ -179,6 +180,59 @@ def test_the_papers_table_of_values_for_four_layers(name, task, alpha, beta, lr)
 def test_the_weights_of_teds_scripts(task, logits, layers):
     objectives = resolve("ted:code", task=task).stages[1].objectives
     assert [objectives[name]["weight"] for name in ("logits", "layers")] == [logits, layers]
+
+
+@pytest.mark.parametrize(
+    ("task", "ted", "lwd", "code", "predictions"),
+    [
+        ("mnli", 625, 8.3, 100, 5),
+        ("qqp", 83, 1.7, 20, 20),
+        ("qnli", 8.3, 0.83, 10, 20),
+        ("mrpc", 8.3, 0.42, 5, 20),
+        ("rte", 4.2, 1.7, 20, 20),
+        ("stsb", 4.2, 0.42, 5, 20),
+        ("sst2", 1.7, 1.7, 20, 20),
+        ("cola", 0.83, 0.42, 5, 0),
+        (None, 20, 20, 20, 20),
+    ],
+)
+def test_the_weights_of_lwd_and_of_teds_sum_over_layers(task, ted, lwd, code, predictions):
+    at = [resolve(name, task=task).stages[-1].objectives for name in ("ted", "lwd", "lwd:code")]
+    assert [objectives["layers"]["weight"] for objectives in at] == [ted, lwd, code]
+    assert [objectives["logits"]["weight"] for objectives in at] == [2.5, 2.5, predictions]
+    assert resolve("ted:kl", task=task).stages[-1].objectives["layers"]["weight"] == 20
+
+
+# (recipe, task, stage) -> what the papers or their code say: epochs, batch, lr
+PACES = {
+    **{("tinybert", task, 0): (epochs, 32, 5e-5) for task, epochs in
+       {"cola": 50, "rte": 20, "mrpc": 20, "mnli": 10, "qqp": 10, "qnli": 10}.items()},
+    **{(name, task, 1): (4, batch, 2e-5) for name in ("l-ild", "u-ild", "emd-ild", "cr-ild") for task, batch in
+       {"rte": 32, "mnli": 32, "qnli": 32, "cola": 16, "sst2": 16, "mrpc": 16, "qqp": 16, "stsb": 16}.items()},
+    **{(name, task, 0): (20, 32, 5e-5) for name in ("l-ild", "u-ild", "emd-ild") for task in ("rte", "stsb")},
+    **{("cr-ild", task, 0): (20, 32, lr) for task, lr in {"rte": 2e-5, "cola": 2e-5, "stsb": 5e-5}.items()},
+    **{(name, task, stage): (10, batch, lr) for name in ("hid-cls", "hid-seq", "att-mse", "att-kl", "val-kl",
+       "hid-cls-contrast") for stage in (0, 1) for task, (batch, lr) in {
+       "mnli": (32, 1e-5), "qnli": (32, 1e-5), "qqp": (32, 1e-5), "sst2": (32, 1e-5), "rte": (16, 2e-5),
+       "stsb": (16, 2e-5), "mrpc": (16, 1e-5), "cola": (16, 1e-5)}.items()},
+    **{("ckd-context", task, 0): (epochs, None, lr) for task, (epochs, lr) in {"cola": (4, 5e-5), "sst2": (4, 4e-5),
+       "rte": (6, 5e-5), "qnli": (4, 4e-5), "mrpc": (4, 3e-5), "stsb": (4, 5e-5), "mnli": (4, 4e-5),
+       "qqp": (4, 5e-5)}.items()},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", PACES, ids=lambda case: "-".join(map(str, case)))
+def test_the_papers_epochs_batches_and_rates(case):
+    name, task, at = case
+    stage, (epochs, batch, lr) = resolve(name, task=task).stages[at], PACES[case]
+    assert (stage.epochs, stage.lr) == (epochs, lr)
+    assert batch in (None, stage.batch)
+
+
+@pytest.mark.parametrize("name", ["cr-ild:code", "l-ild:code", "u-ild:code"])
+def test_scores_are_divided_by_the_temperature_in_cr_ilds_script(name):
+    weights = [resolve(name, task=task).stages[1].objectives["logits"].get("weight", 1) for task in ("stsb", "rte")]
+    assert [number(weight) for weight in weights] == [1 / 4, 1]
 
 
 @pytest.mark.parametrize("name", ["cr-ild:code", "l-ild:code", "u-ild:code"])

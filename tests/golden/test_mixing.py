@@ -8,8 +8,9 @@ import torch.nn.functional as F
 
 from limbeck.data.mixing import Mixup
 from limbeck.distiller import Distiller
-from limbeck.objectives import build
+from limbeck.objectives import NamedAligner, build
 from limbeck.recipe import resolve
+from limbeck.spec import parse
 from tests.test_golden import close, doubled, linear
 from tests.tiny import tiny_batch, tiny_model
 
@@ -43,15 +44,17 @@ class Mixed:
     """A stage of a recipe over two models, and what they make of mixed and of plain inputs."""
 
     def __init__(self, recipe, stage=0, *, width=32, labels=3, step=10):
-        self.stage = resolve(recipe).stages[stage]
+        recipe = resolve(recipe)
+        self.stage = recipe.stages[stage]
         self.teacher = tiny_model("bert", 6, labels=labels, seed=1).double()
         self.student = tiny_model("bert", 3, width=width, labels=labels, seed=2).double()
         torch.manual_seed(3)
         with doubled():
-            objectives = {name: build(o) for name, o in self.stage.objectives.items()}
+            objectives = {name: build(o, recipe.aligners) for name, o in self.stage.objectives.items()}
+            aligners = {name: NamedAligner(parse(call)) for name, call in recipe.aligners.items()}
             mixup = Mixup(self.stage.mixup, rows=8) if self.stage.mixup else None
             self.distiller = Distiller(
-                self.teacher, self.student, objectives, mixup=mixup, steps=STEPS, seed=5, stage=stage
+                self.teacher, self.student, objectives, aligners=aligners, mixup=mixup, steps=STEPS, seed=5, stage=stage
             ).eval()
         self.distiller.at(step // 2, step)
         self.batch = tiny_batch(self.student)
@@ -126,13 +129,14 @@ def test_cr_ild_mixup():
     close(case.loss(), hidden + case.tokens(kl(case.t.maps[6], case.s.maps[3])))
 
 
-def test_cr_ild_as_its_code():
+@pytest.mark.parametrize("width", [32, 16])
+def test_cr_ild_as_its_code(width):
     """The batch reversed, the larger share, cross-entropies, one map throughout, weights that rise epoch by epoch.
 
     The code takes λ·d(mixed, f(x_i)) + (1 - λ)·d(mixed, f(x_j)). For cross-entropy that is d to the mixed target; for
     the squared error it is more by λ(1 - λ)·MSE(f(x_i), f(x_j)), which has no gradient.
     """
-    case = Mixed("cr-ild:code", step=7)  # of 40: in the fourth of 20 epochs
+    case = Mixed("cr-ild:code", width=width, step=7)  # of 40: in the fourth of 20 epochs
     assert case.partner == [2, 1, 0]
     assert case.share >= 0.5
     share, rest = case.share, 1 - case.share
@@ -146,9 +150,10 @@ def test_cr_ild_as_its_code():
     states, maps = case.plain.hidden[3], case.plain.maps[3]
     states_j, maps_j = states[case.partner], maps[case.partner]
     steady_attention = share * soft_ce(maps, case.s.maps[3]) + rest * soft_ce(maps_j, case.s.maps[3])
-    steady_hidden = share * mse(case.s.hidden[3], states) + rest * mse(case.s.hidden[3], states_j)
-    steady_hidden = steady_hidden - share * rest * mse(states, states_j)
-    ours = linear(case.distiller.terms["hidden"].aligner.map, case.s.hidden[3])
+    fit = case.distiller.terms["hidden"].aligner.map
+    assert case.distiller.terms["hidden-consistency"].aligner.map is fit
+    ours, states, states_j = (linear(fit, one) for one in (case.s.hidden[3], states, states_j))
+    steady_hidden = share * mse(ours, states) + rest * mse(ours, states_j) - share * rest * mse(states, states_j)
     matched = case.tokens(mse(ours, case.t.hidden[6])) + case.tokens(soft_ce(case.t.maps[6], case.s.maps[3]))
     steady = case.tokens(steady_hidden) + case.tokens(steady_attention)
     close(case.loss(), matched + 0.1 * 3 / 20 * steady)
