@@ -69,6 +69,25 @@ def test_its_commands_parse(pair):
     assert named is None or named.groups() == (str(layers), str(width))
 
 
+@pytest.mark.parametrize(
+    ("teacher", "values"),
+    [
+        ("google-t5/t5-base", [{"lr": 1e-3, "epochs": 10, "batch": 8}]),
+        ("microsoft/deberta-v3-base", [{"lr": None}, {"lr": 6e-5}]),
+        ("microsoft/deberta-v3-large", [{"lr": 7e-6}, {"lr": 6e-5}]),
+    ],
+)
+def test_what_is_fine_tuned_has_the_papers_values(teacher, values):
+    (pair,) = [pair for pair in PAIRS if pair["teacher"] == teacher]
+    made = [options for options in parsed(pair) if "recipe" not in options]
+    assert [{name: one[name] for name in expected} for one, expected in zip(made, values, strict=True)] == values
+
+
+def test_a_batch_of_blocks_has_the_papers_tokens():
+    (pair,) = [pair for pair in PAIRS if pair["teacher"] == "openai-community/gpt2"]
+    assert asked(pair)["batch"] * asked(pair)["max_length"] == 4096
+
+
 def test_a_body_is_fine_tuned_over_the_papers_grid():
     (pair,) = [pair for pair in PAIRS if "grid" in pair]
     body, tuned = parsed(pair)

@@ -32,13 +32,19 @@ def _commands(
     small: str = "",
     grid: str = "",
     pretrained: bool = False,
+    taught: str = "",
+    begun: str = "",
 ) -> list[str]:
     """Fine-tune the teacher, unless it is distilled as it is, and the student's start; distil; try a grid on that."""
-    taught = teacher if pretrained else "runs/teacher"
-    commands = [] if pretrained else [f"limbeck finetune --model {teacher} {data} --out {taught}"]
+    above = teacher if pretrained else "runs/teacher"
+    commands = [] if pretrained else [_finetune(teacher, data, above, taught)]
     if small:
-        commands.append(f"limbeck finetune --model {small} {data} --out runs/small")
-    commands.append(f"limbeck distill {recipe} --teacher {taught} {student} {data} --out runs/student")
+        commands.append(_finetune(small, data, "runs/small", begun))
+    commands.append(f"limbeck distill {recipe} --teacher {above} {student} {data} --out runs/student")
     if grid:
         commands.append(f"limbeck finetune --model runs/student {DATA} {grid} --out runs/tuned")
     return commands
+
+
+def _finetune(model: str, data: str, out: str, values: str) -> str:
+    return " ".join(filter(None, ["limbeck finetune --model", model, data, values, "--out", out]))
