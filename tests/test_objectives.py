@@ -484,8 +484,6 @@ def test_half_precision_is_compared_in_full(layers, match, align, distance):
 class OfLists(Linear):
     """Somebody else's aligner: it maps both sides, and knows nothing but lists of fp32."""
 
-    together = False
-
     def forward(self, student, teacher):
         assert isinstance(student, list)
         assert isinstance(teacher, list)

@@ -147,3 +147,26 @@ def test_scores_cannot_be_mixed():
 def test_inputs_are_mixed_or_plain():
     with pytest.raises(LimbeckError, match='no inputs "unmixed"'):
         Labels(inputs="unmixed")
+
+
+@pytest.mark.parametrize("match", ["hidden", "cls"])
+def test_a_map_of_the_student_maps_both_and_learns_from_what_is_mixed(match):
+    term = Consistency(match, map="last", align="shared")
+    term.bind(models(teacher=(6, 12, 2, 3)), {})
+    term.at(Moment())
+    assert term.aligner.map.weight.shape == (12, 8)
+    shape, mask = ((3, 4, 8), MASK) if match == "hidden" else ((3, 8), MASK[:, 0])
+    ours, plain = ({(match, 3): Rows(draw(*shape, seed=seed).float(), mask)} for seed in (0, 1))
+    share, partner = torch.tensor(0.3), torch.tensor([1, 2, 0])
+    term(ours, plain, {"share": share, "partner": partner}).sum().backward()
+    found, term.aligner.map.weight.grad = term.aligner.map.weight.grad, None
+    values = plain[match, 3].values
+    target = term.aligner.map(share * values + (1 - share) * values[partner]).detach()
+    rows = (term.aligner.map(ours[match, 3].values) - target).square().mean(-1)
+    (sum(row[kept].mean() for row, kept in zip(rows, mask)) if match == "hidden" else rows.sum()).backward()
+    torch.testing.assert_close(found, term.aligner.map.weight.grad)
+
+
+def test_an_aligner_that_maps_a_teacher_is_refused():
+    with pytest.raises(LimbeckError, match="compares the student with itself, and align: both"):
+        bound(Consistency("hidden", map="last", align="both"))

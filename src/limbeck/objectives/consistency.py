@@ -55,6 +55,7 @@ class Consistency(Match):
             )
 
     def aligned(self, student: Features, teacher: Features) -> tuple[Several, Several, Tensor]:
+        """Both sides mapped as the student's is."""
         left, right, mask = super().aligned(student, teacher)
         with torch.no_grad():
             return left, self.aligner(right, right)[0], mask

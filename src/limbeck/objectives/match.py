@@ -200,7 +200,7 @@ class Match(Objective):
         # The drawn layers are picked on the device: one captured step serves every draw.
         right = self._taken(theirs, theirs_raw, self.draw if self.layers.draw else None)
         left = self._taken(ours, ours_raw)
-        if not getattr(self.aligner, "together", False):
+        if not vars(type(self.aligner)).get("together"):  # said by the class itself, not by one it is derived from
             left, right = list(left), list(right)
         masks = [ours[0].mask] if isinstance(self.aligner, Filters) else []  # filters may attend to other tokens
         left, right = self.aligner(left, right, *masks)
