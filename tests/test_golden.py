@@ -167,6 +167,12 @@ def test_ild(recipe, task, alpha, beta):
     close(case.loss(), alpha * case.ce() + (1 - alpha) * case.kl(10) + beta * layers)
 
 
+@pytest.mark.parametrize("recipe", ["ild:pkd", "ild-rtc:pkd"])
+def test_ild_with_the_temperature_squared(recipe):
+    case, plain = Case(recipe), Case(recipe.removesuffix(":pkd"))
+    close(case.loss() - plain.loss(), 0.5 * 99 * plain.kl(10))
+
+
 def test_ild_of_a_narrower_student_goes_through_a_map_a_layer():
     case = Case("ild", width=16)
     layers = sum(
