@@ -28,6 +28,7 @@ class Case(NamedTuple):
     kind: str = "classification"
     family: str = "bert"
     pieces: bool = False  # whether one process has to take as many pieces as there are processes
+    seed: int = 42
 
 
 CASES = {
@@ -35,7 +36,8 @@ CASES = {
     "pooled layers, aligners, draws": Case("rail-kd-l"),
     "attention of the last block alone": Case("minilm"),
     "a reused classifier": Case("ild-rtc", "multi-label"),
-    "inputs mixed among those of a process": Case("cr-ild", pieces=True),
+    # With 42 a gradient is 8e-9 at one step: what the order of additions changes there, Adam makes a step of.
+    "inputs mixed among those of a process": Case("cr-ild", pieces=True, seed=7),
     "memory banks": Case("codir"),
     "flows solved on the whole batch": Case("bert-emd"),
     "blocks that take turns": Case("theseus", "tagging"),
@@ -129,7 +131,8 @@ def asked(name):
     teacher = toy.teacher(
         case.family, dropout=0.0, labels=said.labels, auto=KINDS[case.kind].auto, **dict(said.options)
     )
-    return {"recipe": case.recipe, "teacher": teacher, "layers": 2, "set": CHANGES, **files(case.kind)}
+    how = {"recipe": case.recipe, "seed": case.seed, "set": CHANGES}
+    return {**how, "teacher": teacher, "layers": 2, **files(case.kind)}
 
 
 @pytest.fixture(scope="module")
