@@ -13,6 +13,7 @@ import argparse
 import copy
 import json
 import math
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -295,27 +296,34 @@ def main() -> None:
     if args.install:
         install(args.install)
     accelerator, model, rows, missing = open_world(), teacher(), [], {}
-    for lengths in args.lengths.split(","):
-        for batch in map(int, args.batch.split(",")):
-            data = examples(lengths_of(lengths, args.data, args.steps * batch))
-            ready = {}
-            for name, make in contenders(model, data, batch, accelerator):
-                try:
-                    ready[name] = make()
-                except (ImportError, RuntimeError) as error:
-                    missing[name] = str(error)
-                    print(f"{name} is not timed: {error}", flush=True)
-            times: dict[str, list[float]] = {name: [] for name in ready}
-            for turn in range(4):  # two to warm up and capture, two timed
-                for name, contender in ready.items():
-                    times[name].append(clocked(contender, turn % 2))
-            for name, found in times.items():
-                row = {"who": name, "lengths": lengths, "batch": batch, "ms": min(found[2:]), "turns": found}
-                rows.append(row | {"cache_seconds": getattr(ready[name], "cache_seconds", None)})
-                print(row, flush=True)
-            del ready
+    for batch in map(int, args.batch.split(",")):
+        for lengths in args.lengths.split(","):
+            rows += side_by_side(lengths, batch, model, accelerator, missing, args)
             torch.cuda.empty_cache()
-    report(rows, missing, args)
+            report(rows, missing, args)  # each time: a run that is stopped keeps what it has
+
+
+def side_by_side(
+    lengths: str, batch: int, model, accelerator, missing: dict[str, str], args: argparse.Namespace
+) -> list[dict]:
+    """Everybody's time on the same batches, in turns."""
+    data = examples(lengths_of(lengths, args.data, args.steps * batch))
+    ready = {}
+    for name, make in contenders(model, data, batch, accelerator):
+        try:
+            ready[name] = make()
+        except (ImportError, RuntimeError) as error:
+            missing[name] = str(error)
+            print(f"{name} is not timed: {error}", flush=True)
+    times: dict[str, list[float]] = {name: [] for name in ready}
+    for turn in range(4):  # two to warm up and capture, two timed
+        for name, contender in ready.items():
+            times[name].append(clocked(contender, turn % 2))
+    return [
+        {"who": name, "lengths": lengths, "batch": batch, "ms": min(found[2:]), "turns": found}
+        | {"cache_seconds": getattr(ready[name], "cache_seconds", None)}
+        for name, found in times.items()
+    ]
 
 
 def clocked(contender, epoch: int) -> float:
@@ -330,21 +338,19 @@ def clocked(contender, epoch: int) -> float:
 
 def report(rows: list[dict], missing: dict[str, str], args: argparse.Namespace) -> None:
     """A table with every time, and how many times faster limbeck is than the fastest peer."""
-    cases = [(length, int(batch)) for batch in args.batch.split(",") for length in args.lengths.split(",")]
-    ms = {(row["who"], row["lengths"], row["batch"]): row["ms"] for row in rows}
-    names = list(dict.fromkeys(row["who"] for row in rows))
-    cells = [[name, *(f"{ms[name, *case]:.2f}" for case in cases)] for name in names]
+    cases = list(dict.fromkeys((row["lengths"], row["batch"]) for row in rows))
+    ms: dict[str, dict[tuple, float]] = {}
+    for row in rows:
+        ms.setdefault(row["who"], {})[row["lengths"], row["batch"]] = row["ms"]
+    cells = [[who, *(f"{found[case]:.2f}" if case in found else "–" for case in cases)] for who, found in ms.items()]
     print(markdown(["ms a step", *(f"{length}, batch {batch}" for length, batch in cases)], cells))
+    peers = [found for who, found in ms.items() if who not in OURS]
     ratios = {}
-    for name in (n for n in names if n in OURS):
-        for batch in sorted({batch for _, batch in cases}):
-            best = [
-                min(ms[peer, case[0], batch] for peer in names if peer not in OURS)
-                for case in cases
-                if case[1] == batch
-            ]
-            own = [ms[name, case[0], batch] for case in cases if case[1] == batch]
-            ratios[f"{name}, batch {batch}"] = math.prod(b / o for b, o in zip(best, own)) ** (1 / len(own))
+    for who in OURS:
+        for batch in dict.fromkeys(batch for _, batch in cases):
+            alike = [case for case in cases if case[1] == batch]
+            times = [min(found[case] for found in peers if case in found) / ms[who][case] for case in alike]
+            ratios[f"{who}, batch {batch}"] = statistics.geometric_mean(times)
     print(markdown(["against the fastest peer", "times faster"], [[k, f"{v:.2f}"] for k, v in ratios.items()]))
     print("not there:", missing)
     if args.results:
