@@ -3,14 +3,15 @@
     python benchmarks/step.py                                             # on CPU: small shapes, a minute
     python benchmarks/step.py --data glue/ --lengths mrpc,sst2 --batch 8,32 --recipes finetune,kd,pkd --results FILE
 
-BERT-base 12 → 6 with random weights on CUDA; a smaller pair on CPU. Every row is timed twice, in turns with the others'
-second time, and the faster is kept. The hardware's limit is a matrix product measured in the same run.
+BERT-base 12 → 6 with random weights on CUDA; a smaller pair on CPU. Recipes on the same batches in the same mode are
+timed in turns, and each keeps its fastest. The hardware's limit is a matrix product measured in the same run.
 """
 
 import argparse
 import gc
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -20,6 +21,8 @@ from limbeck.engine.world import open_world
 from limbeck.report.tables import markdown
 from limbeck.run import environment
 from limbeck.teachers import Live
+
+TURNS = 3
 
 
 def main() -> None:
@@ -33,17 +36,14 @@ def main() -> None:
     for lengths in args.lengths:
         for batch in args.batch:
             data = examples(lengths_of(lengths, args.data, args.steps * batch))
-            for recipe in args.recipes:
-                for mode in args.modes if cuda else ["eager"]:
-                    rows.append(
-                        timed(recipe, model, data, batch, layers, mode, accelerator)
-                        | {"lengths": lengths, "batch": batch, "recipe": recipe, "mode": mode}
-                    )
-                    flops = rows[-1].pop("flops")
-                    rows[-1]["limit_share"] = flops / (rows[-1]["ms"] / 1000) / limit
+            for mode in args.modes if cuda else ["eager"]:
+                for row in in_turns(args.recipes, model, data, batch, layers, mode, accelerator):
+                    flops = row.pop("flops")
+                    row |= {"limit_share": flops / (row["ms"] / 1000) / limit}
+                    rows.append({"lengths": lengths, "batch": batch, "mode": mode} | row)
                     print(rows[-1], flush=True)
     table = markdown(
-        ["recipe", "lengths", "batch", "mode", "ms a step", "examples/s", "peak GiB", "share of limit"],
+        ["recipe", "lengths", "batch", "mode", "ms a step", "× first", "examples/s", "peak GiB", "share of limit"],
         [
             [
                 row["recipe"],
@@ -51,6 +51,7 @@ def main() -> None:
                 str(row["batch"]),
                 row["mode"],
                 f"{row['ms']:.2f}",
+                f"{row['times_first']:.2f}",
                 f"{row['examples_per_s']:.0f}",
                 f"{row['peak_gib']:.2f}",
                 f"{row['limit_share']:.1%}",
@@ -82,49 +83,49 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def timed(recipe, model, data, batch, layers, mode, accelerator) -> dict:
-    """One row: the better of two epochs, after two in which every shape was seen and captured."""
-    device = accelerator.device
+def in_turns(recipes, model, data, batch, layers, mode, accelerator) -> Iterator[dict]:
+    """A row a recipe: the fastest of some epochs, after those in which every shape was seen and captured."""
+    ready, peaks = {}, {}
+    for recipe in recipes:
+        ready[recipe], peaks[recipe] = warmed(recipe, model, data, batch, layers, mode, accelerator)
+    times: dict[str, list[float]] = {recipe: [] for recipe in recipes}
+    for _ in range(TURNS):
+        for recipe, work in ready.items():
+            wait(accelerator.device)
+            began = time.perf_counter()
+            steps = work.run(0)
+            wait(accelerator.device)
+            times[recipe].append(1000 * (time.perf_counter() - began) / steps)
+    for recipe, work in ready.items():
+        captures, best = work.step.captures, min(times[recipe])
+        yield {
+            "recipe": recipe,
+            "ms": best,
+            "turns": times[recipe],
+            "times_first": best / min(times[recipes[0]]),
+            "examples_per_s": 1000 * batch / best,
+            "peak_gib": peaks[recipe],
+            "loss": work.step.read()["loss"],
+            "refused": list(captures.refused.values()) if captures else None,
+            "flops": step_flops(work, model, layers),
+        }
+
+
+def warmed(recipe, model, data, batch, layers, mode, accelerator) -> tuple[Workload, float]:
+    """A workload that has seen every shape, captured if it is to be, and the memory that took, in GiB."""
+    cuda = accelerator.device.type == "cuda"
     start = ("init=[layers(first)]",) if recipe == "finetune" else ()
-    if device.type == "cuda":
+    if cuda:
         gc.collect()
         torch.cuda.empty_cache()
-    held = torch.cuda.memory_allocated() if device.type == "cuda" else 0
-    work = Workload(
-        recipe,
-        model,
-        data,
-        batch,
-        layers=layers,
-        eager="eager" in mode,
-        compiled="compiled" in mode,
-        cached="cached" in mode,
-        accelerator=accelerator,
-        set=start,
-    )
-    if device.type == "cuda":
+    held = torch.cuda.memory_allocated() if cuda else 0
+    how = {word: word in mode for word in ("eager", "compiled", "cached")}
+    work = Workload(recipe, model, data, batch, layers=layers, accelerator=accelerator, set=start, **how)
+    if cuda:
         torch.cuda.reset_peak_memory_stats()
-    for warm in range(2 if device.type == "cuda" else 1):
-        work.run(warm)
-    times = []
-    for again in (0, 0):
-        wait(device)
-        began = time.perf_counter()
-        steps = work.run(again)
-        wait(device)
-        times.append((time.perf_counter() - began) / steps)
-    refused = list(work.step.captures.refused.values()) if work.step.captures else None
-    peak = (torch.cuda.max_memory_allocated() - held) / 2**30 if device.type == "cuda" else 0.0
-    found = {
-        "ms": 1000 * min(times),
-        "ms_other": 1000 * max(times),
-        "examples_per_s": batch / min(times),
-        "peak_gib": peak,
-        "loss": work.step.read()["loss"],
-        "refused": refused,
-        "flops": step_flops(work, model, layers),
-    }
-    return found
+    for epoch in range(2 if cuda else 1):
+        work.run(epoch)
+    return work, (torch.cuda.max_memory_allocated() - held) / 2**30 if cuda else 0.0
 
 
 def step_flops(work: Workload, model, layers: int) -> float:
