@@ -320,10 +320,17 @@ def test_stars_reach_every_stage(tmp_path):
     assert [(s.steps, s.epochs, s.lr) for s in recipe.stages] == [(3, None, 2e-5), (3, None, 1e-3)]
 
 
+def test_a_star_at_the_end_is_every_place():
+    recipe = resolve("ted", overrides=["aligners.*=shared", "stages.*.train.*=student"])
+    assert recipe.aligners == {"task": "shared"}
+    assert [s.train for s in recipe.stages] == [["student"], ["student", "student"]]
+
+
 @pytest.mark.parametrize(
     ("override", "said"),
     [
         ("stages.distil.lr", ["has no", "path=value"]),
+        ("init.1=checkpoint", ['no "1"', "There: 0."]),
         ("stages.distl.lr=1", ['no "distl"', 'Did you mean "distil"?']),
         ("stages.distil.objectives.layer.weight=1", ['no "layer"', 'Did you mean "layers"?']),
         ("stages.distil.lr.x.y=1", ["leads nowhere"]),

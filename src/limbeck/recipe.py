@@ -280,42 +280,39 @@ def _fault(data: Mapping[str, Any], error: dict[str, Any]) -> str:
 
 def _set(data: dict[str, Any], path: str, value: Any) -> None:
     """Change one value by its path; stages go by name, `*` is every one, and a call's options go by theirs."""
-    _descend(data, path.split("."), value, path)
+    _change(data, path.split("."), value, path)
 
 
-def _descend(node: Any, keys: list[str], value: Any, path: str) -> None:
+def _change(node: Any, keys: list[str], value: Any, path: str) -> None:
     key, *rest = keys
-    if isinstance(node, list):
-        names = [item.get("name") if isinstance(item, dict) else None for item in node]
-        chosen = [i for i, name in enumerate(names) if key in ("*", name, str(i))]
-        if not chosen:
-            known = ", ".join(str(n) for n in names if n)
-            raise LimbeckError(
-                f'"{path}": there is no "{key}".{did_you_mean(key, filter(None, names))} There: {known}.'
-            )
-        for i in chosen:
-            if isinstance(node[i], str) and len(rest) == 1:
-                node[i] = str(parse(node[i]).with_option(rest[0], value))
-            elif rest:
-                _descend(node[i], rest, value, path)
-            else:
-                node[i] = copy.deepcopy(value)
-    elif not isinstance(node, dict):
-        raise LimbeckError(f'"{path}" leads nowhere: "{key}" stands below a plain value.')
-    elif not rest:
-        node.pop({"steps": "epochs", "epochs": "steps"}.get(key, key), None)  # a stage has one or the other
-        node[key] = copy.deepcopy(value)
-    elif key == "*":
-        for inner in node:
-            _descend(node, [inner, *rest], value, path)
-    elif key not in node:
-        raise LimbeckError(
-            f'"{path}": there is no "{key}".{did_you_mean(key, node)} There: {", ".join(map(str, node))}.'
-        )
-    elif isinstance(node[key], str | int | float) and len(rest) == 1:
-        node[key] = str(parse(node[key]).with_option(rest[0], value))
+    for place in _places(node, key, path, new=not rest):
+        if not rest:
+            if isinstance(node, dict):
+                node.pop({"steps": "epochs", "epochs": "steps"}.get(key), None)  # a stage has one or the other
+            node[place] = copy.deepcopy(value)
+        elif isinstance(node[place], str | int | float) and len(rest) == 1:
+            node[place] = str(parse(node[place]).with_option(rest[0], value))
+        else:
+            _change(node[place], rest, value, path)
+
+
+def _places(node: Any, key: str, path: str, *, new: bool) -> list[Any]:
+    """Where a part of a path leads, in a map or a list; `new` ones may be added to a map."""
+    if isinstance(node, dict):
+        places, names = {str(name): name for name in node}, [str(name) for name in node]
+    elif isinstance(node, list):
+        named = {str(item["name"]): i for i, item in enumerate(node) if isinstance(item, dict) and "name" in item}
+        places = {**{str(i): i for i in range(len(node))}, **named}
+        names = list(named or places)
     else:
-        _descend(node[key], rest, value, path)
+        raise LimbeckError(f'"{path}" leads nowhere: "{key}" stands below a plain value.')
+    if key == "*":
+        return list(node if isinstance(node, dict) else range(len(node)))
+    if key in places:
+        return [places[key]]
+    if new and isinstance(node, dict):
+        return [key]
+    raise LimbeckError(f'"{path}": there is no "{key}".{did_you_mean(key, names)} There: {", ".join(names)}.')
 
 
 def _without_unset(node: Any) -> Any:
