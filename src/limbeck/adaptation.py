@@ -6,17 +6,15 @@ from typing import Any
 
 from limbeck.errors import LimbeckError
 from limbeck.features import FEATURES
+from limbeck.objectives import OBJECTIVES, kind_of
 from limbeck.recipe import Recipe
 from limbeck.spec import parse
-
-# Kinds of objectives that read layers alone, and so take any input, whatever its task.
-COMPARE_LAYERS = {"match", "consistency", "earth_mover", "context"}
 
 
 def supplemented(recipe: Recipe, data: str) -> Recipe:
     """The recipe with other data for its stages that compare layers alone, and so depend on no task (CR-ILD)."""
     stages = [
-        replace(stage, data=data) if all(COMPARE_LAYERS & set(o) for o in stage.objectives.values()) else stage
+        replace(stage, data=data) if all(map(_compares_layers, stage.objectives.values())) else stage
         for stage in recipe.stages
     ]
     if stages == recipe.stages:
@@ -27,11 +25,15 @@ def supplemented(recipe: Recipe, data: str) -> Recipe:
     return replace(recipe, stages=stages)
 
 
+def _compares_layers(declared: Mapping[str, Any]) -> bool:
+    return OBJECTIVES[kind_of(declared)].compares_layers
+
+
 def layers_alone(recipe: Recipe) -> tuple[Recipe, list[str]]:
     """The recipe without terms that read labels or predictions, and lines that say what is left out."""
     stages, said = [], []
     for stage in recipe.stages:
-        kept = {name: term for name, term in stage.objectives.items() if COMPARE_LAYERS & set(term)}
+        kept = {name: term for name, term in stage.objectives.items() if _compares_layers(term)}
         left = [name for name in stage.objectives if name not in kept]
         if kept:
             stages.append(replace(stage, objectives=kept))
@@ -79,9 +81,8 @@ def sided(recipe: Recipe, side: str) -> Recipe:
 
 def _on_encoder(declared: Mapping[str, Any], aligners: Mapping[str, str]) -> dict[str, Any] | None:
     """A term that compares the same layers of the encoder; None where there is none."""
-    kind = next((kind for kind in ("match", "consistency", "contrast", "earth_mover") if kind in declared), None)
-    aligner = parse(declared.get("align", "none")).name
-    if kind is None or aligner in aligners or aligner == "filters":
+    kind, aligner = kind_of(declared), parse(declared.get("align", "none")).name
+    if not OBJECTIVES[kind].moves_to_encoder or aligner in aligners or aligner == "filters":
         return None
     named = declared[kind]
     features = list(named) if isinstance(named, Mapping) else [named]  # earth_mover maps features to distances

@@ -20,7 +20,7 @@ from limbeck.data.encoding import Encoded
 from limbeck.data.plan import padded
 from limbeck.distiller import Distiller
 from limbeck.engine.progress import clock
-from limbeck.objectives import Match, Objective
+from limbeck.objectives import Match, Objective, word_for
 from limbeck.prepare import Prepared, whole_modules
 from limbeck.taps import Tap
 from limbeck.teachers import PASSES
@@ -170,7 +170,7 @@ def _terms(distiller: Distiller, values: dict[str, float], prepared: Prepared) -
 
 
 def _what(objective: Objective) -> str:
-    kind = type(objective).__name__.lower()
+    kind = word_for(objective)
     if not isinstance(objective, Match):
         return kind
     return str(objective.call) if "teacher" in objective.sides else f"{objective.call}, {kind}"

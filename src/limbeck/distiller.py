@@ -14,7 +14,7 @@ from limbeck.data import kinds
 from limbeck.data.masking import Masking
 from limbeck.data.mixing import Mixup
 from limbeck.errors import LimbeckError
-from limbeck.objectives import Models, Moment, NamedAligner, Objective, Read, check_inputs, check_name
+from limbeck.objectives import Models, Moment, NamedAligner, Objective, Read, check_inputs, check_name, word_for
 from limbeck.taps import Features, Site, Tap, full_precision
 from limbeck.teachers import Cached, Live
 
@@ -172,7 +172,7 @@ def _named(objectives: Sequence[Objective]) -> dict[str, Objective]:
     """Name parts by their kind, numbered where a kind comes twice."""
     named: dict[str, Objective] = {}
     for objective in objectives:
-        kind = type(objective).__name__.lower()
+        kind = word_for(objective)
         taken = sum(name.split("-")[0] == kind for name in named)
         named[f"{kind}-{taken + 1}" if taken else kind] = objective
     return named

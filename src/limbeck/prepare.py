@@ -26,7 +26,7 @@ from limbeck.engine.loop import total_steps
 from limbeck.engine.world import seed_for
 from limbeck.errors import LimbeckError
 from limbeck.initialisers import Start, start_student
-from limbeck.objectives import CoTraining, Labels, Match, NamedAligner, Objective, Probe, build
+from limbeck.objectives import Match, NamedAligner, Objective, build
 from limbeck.recipe import Recipe, Stage, resolve
 from limbeck.spec import allowing, parse
 from limbeck.vocabulary import shaping
@@ -192,8 +192,7 @@ def _prepare(asked: Request) -> Prepared:
 
 def _corpus(asked: Request, declared: list[dict[str, Objective]]) -> Corpus:
     """The data, which need labels where a stage learns from them."""
-    taught = Labels | Probe | CoTraining
-    labelled = [any(isinstance(o, taught) and not o.idle for o in stage.values()) for stage in declared]
+    labelled = [any(o.learns_labels and not o.idle for o in stage.values()) for stage in declared]
     _check_data(asked.recipe, labelled)
     return scarce(load(asked.data, labelled=any(labelled)), asked.data, asked.seed)
 

@@ -229,7 +229,7 @@ def _task(spec: DataSpec, named: Task | None, rows: dict[str, Rows], kind: Kind 
     declared = rows[lead].classes if lead else None
     if kind is None:
         kind = KINDS[kind_of(values)]
-        if kind.name == "regression" and (declared or spec.labels or lead is None):
+        if kind.regression and (declared or spec.labels or lead is None):
             kind = KINDS["classification"]
     all_values = [value for part in rows.values() for value in part.values or ()]
     if spec.labels is not None:

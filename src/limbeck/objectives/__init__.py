@@ -60,8 +60,10 @@ __all__ = [
     "build",
     "check_inputs",
     "check_name",
+    "kind_of",
     "per_example",
     "ramp",
+    "word_for",
 ]
 
 
@@ -77,13 +79,24 @@ def check_inputs(objective: Objective, mixed: bool) -> None:
         raise LimbeckError("tells mixed inputs from plain ones, and the stage mixes none: add mixup: beta(1.0) to it.")
 
 
-def build(declared: Mapping[str, Any], aligners: Container[str] = ()) -> Objective:
-    """An objective from its place in a recipe: exactly one kind, and that kind's options."""
+def kind_of(declared: Mapping[str, Any]) -> str:
+    """The kind of an objective, as its place in a recipe has it: exactly one."""
     kinds = [kind for kind in OBJECTIVES if kind in declared]
     if len(kinds) != 1:
         found = " and ".join(kinds) or "none of them"
         raise LimbeckError(f"an objective has exactly one of {', '.join(OBJECTIVES)}; here there is {found}.")
-    kind = kinds[0]
+    return kinds[0]
+
+
+def word_for(objective: Objective) -> str:
+    """What recipes call its kind."""
+    words = [kind for kind, its_class in OBJECTIVES.items() if its_class is type(objective)]
+    return words[0] if words else type(objective).__name__.lower()
+
+
+def build(declared: Mapping[str, Any], aligners: Container[str] = ()) -> Objective:
+    """An objective from its place in a recipe: exactly one kind, and that kind's options."""
+    kind = kind_of(declared)
     allowed = options_of(OBJECTIVES[kind])
     options = {key: value for key, value in declared.items() if key != kind}
     for key in options:

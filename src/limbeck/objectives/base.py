@@ -48,11 +48,6 @@ class Models(NamedTuple):
     live: tuple[PreTrainedModel, PreTrainedModel] | None = None  # student and teacher themselves, for who needs more
     train_labels: Tensor | None = None  # of every training example, by id
 
-    @property
-    def regression(self) -> bool:
-        """Whether a score is predicted."""
-        return self.kind.name == "regression"
-
 
 def ramp(progress: float, *, weight: float, over: Annotated[float, Field(gt=0)] = 1.0) -> float:
     """From 0 to `weight`, linearly over the first part `over` of the stage (CR-ILD)."""
@@ -71,6 +66,9 @@ class Objective(nn.Module):
     """One term. Subclasses give `bind`, `reads` and a forward to one number an example."""
 
     scale: Tensor
+    compares_layers = False  # whether it reads layers alone, and so takes any input, whatever its task
+    moves_to_encoder = False  # whether its features may be those of an encoder beside a decoder
+    learns_labels = False
     uncapturable: str | None = None  # why a step with this term cannot be captured as a CUDA graph, if it cannot
     sides: tuple[Whose, Whose] = ("student", "teacher")  # whose features its forward gets
     pace: float = 1.0  # the learning rate of its own parameters, in units of the stage's

@@ -9,14 +9,7 @@ from torch import Tensor
 from limbeck.errors import LimbeckError
 from limbeck.features import LOGITS
 from limbeck.objectives.base import Models, NamedAligner, Read, positive, within
-from limbeck.objectives.predictions import (
-    Logits,
-    cross_entropy,
-    from_labels,
-    from_teacher,
-    labels_of,
-    squared_error,
-)
+from limbeck.objectives.predictions import Logits, from_labels, from_teacher, labels_of
 from limbeck.spec import Call
 from limbeck.taps import Features, Tap
 
@@ -29,6 +22,7 @@ class CoTraining(Logits):
     What trains is a copy of the teacher. When the stage is over, the teacher becomes what the copy has learnt.
     """
 
+    learns_labels = True
     moves_teacher = True
     passing = ("teacher",)
 
@@ -48,7 +42,6 @@ class CoTraining(Logits):
         super().bind(models, named)
         if models.live is None:
             raise LimbeckError("co_training needs a teacher, and there is none. Give --teacher.")
-        self.loss = squared_error if models.regression else cross_entropy
         self.teacher = copy.deepcopy(models.live[1]).requires_grad_(True)
         self.tap = Tap(self.teacher, [("logits", LOGITS)])
         self._given = [models.live[1]]  # in a list, so that nn.Module does not register it
@@ -61,10 +54,10 @@ class CoTraining(Logits):
         made = getattr(ours.states, "states", ours.states)  # of words, what makes them
         with torch.autocast(ours.mask.device.type, torch.bfloat16, enabled=made.dtype == torch.bfloat16):
             theirs = self.tap(**batch)["logits", LOGITS]
-        drawn = from_teacher(self.distance, self.kind, theirs, ours, labels)
-        learnt = from_labels(self.loss, self.kind, theirs, labels)
+        drawn = from_teacher(self.kind, theirs, ours, labels, self.distance)
+        learnt = from_labels(self.kind, theirs, labels)
         taught = (1 - self.share) * learnt + self.share * drawn
-        return from_teacher(self.distance, self.kind, ours, theirs, labels) + taught
+        return from_teacher(self.kind, ours, theirs, labels, self.distance) + taught
 
     def finish(self) -> None:
         self._given[0].load_state_dict(self.teacher.state_dict())

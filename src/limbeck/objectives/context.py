@@ -62,6 +62,8 @@ class Context(Objective):
     are averaged over them.
     """
 
+    compares_layers = True
+
     def __init__(self, context: str | Call, *, map: str | Call, weight: float | str = 1.0) -> None:
         super().__init__(weight)
         self.call = parse(context)

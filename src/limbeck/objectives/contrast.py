@@ -38,6 +38,7 @@ class Contrast(Objective):
     `temperature`; the loss is the mean over both sides. On a regression task every other example may be a negative.
     """
 
+    moves_to_encoder = True
     passing = ("student_bank", "teacher_bank", "totals")
     key: Tensor
     totals: Tensor
@@ -90,7 +91,7 @@ class Contrast(Objective):
         self.register_buffer("totals", torch.zeros(len(SIDES)))
         self.register_buffer("key", torch.tensor(0), persistent=False)
         self._key_now = 0
-        self._sort(torch.arange(self.examples) if models.regression else models.train_labels)
+        self._sort(torch.arange(self.examples) if models.kind.regression else models.train_labels)
 
     def _sort(self, labels: Tensor) -> None:
         """Put the examples in the order of their classes: whose start and size say where the others are."""

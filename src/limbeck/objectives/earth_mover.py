@@ -61,6 +61,7 @@ class EarthMover(Objective):
     `restart` makes them equal again at each epoch.
     """
 
+    compares_layers = moves_to_encoder = True
     uncapturable = "the flow between the layers is solved on the CPU at every step"
     sends: Tensor
     takes: Tensor

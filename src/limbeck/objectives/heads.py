@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from limbeck.blends import Attention
-from limbeck.distances import PREDICTIONS, logits_mse
+from limbeck.distances import PREDICTIONS
 from limbeck.errors import LimbeckError
 from limbeck.features import Rows
 from limbeck.filters import Filters
@@ -22,6 +22,7 @@ class Headed(Match):
     """A term that reads layers through the heads of `filters(…)`."""
 
     by_heads = True
+    compares_layers = moves_to_encoder = False  # heads predict
 
     def bind(self, models: Models, named: Mapping[str, NamedAligner]) -> None:
         super().bind(models, named)
@@ -79,8 +80,6 @@ class Heads(Headed):
             raise LimbeckError(f"{self.call}: only layers are combined, not predictions. Use blend: attention.")
         if self.blend and models.kind.vocabulary:
             raise LimbeckError(f"{self.call}: predictions of words are not blended. Use a map that pairs layers.")
-        if models.regression:
-            self.distance = logits_mse
 
     def aligned(self, student: Features, teacher: Features) -> tuple[list[Tensor], list[Tensor], Tensor]:
         """What both sides' layers predict."""
@@ -95,4 +94,4 @@ class Heads(Headed):
             targets = self.blend(ours, theirs) if self.blend else theirs
         pairs = [(Rows(one, mask), Rows(target, mask)) for one, target in zip(ours, targets)]
         labels = self.kind.targets(batch)
-        return self.reduced([from_teacher(self.distance, self.kind, *pair, labels) for pair in pairs])
+        return self.reduced([from_teacher(self.kind, *pair, labels, self.distance) for pair in pairs])

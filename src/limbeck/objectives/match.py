@@ -25,6 +25,7 @@ class Match(Objective):
     Where the mapping gives a student layer several teacher layers, `blend` says how they become one.
     """
 
+    compares_layers = moves_to_encoder = True
     draw: Tensor
     by_heads = False  # whether layers are compared by what heads on them predict
 

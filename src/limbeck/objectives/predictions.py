@@ -1,6 +1,7 @@
 """Labels and Logits: what the student predicts, against what is right and what the teacher predicts."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Literal
 
 import torch.nn.functional as F
@@ -25,7 +26,7 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def squared_error(logits: Tensor, labels: Tensor) -> Tensor:
-    """The squared difference from the right score; what every label loss becomes on a regression task."""
+    """The squared difference from the right score."""
     return (logits.squeeze(-1) - labels.to(logits.dtype)).square()
 
 
@@ -36,10 +37,10 @@ def labels_of(kind: Kind, batch: Mapping[str, Tensor]) -> Tensor:
     return labels
 
 
-def from_labels(loss: Callable[..., Tensor], kind: Kind, logits: Rows, labels: Tensor) -> Tensor:
-    """A label loss, one number an example."""
-    if loss is squared_error:
-        return loss(logits.values, labels)
+def from_labels(kind: Kind, logits: Rows, labels: Tensor, loss: Callable[..., Tensor] = cross_entropy) -> Tensor:
+    """A label loss, one number an example; on a regression task every one is the squared error."""
+    if kind.regression:
+        return squared_error(logits.values, labels)
     if isinstance(logits.values, Predictor):
         return per_example(vocabulary.cross_entropy(logits.values, labels), kind.counted(logits.mask, labels))
     values, valid = kind.distributions(logits.values, kind.counted(logits.mask, labels))
@@ -47,17 +48,17 @@ def from_labels(loss: Callable[..., Tensor], kind: Kind, logits: Rows, labels: T
 
 
 def from_teacher(
-    distance: Callable[..., Tensor], kind: Kind, student: Rows, teacher: Rows, labels: Tensor | None
+    kind: Kind, student: Rows, teacher: Rows, labels: Tensor | None, distance: "partial[Tensor]"
 ) -> Tensor:
-    """A distance of predictions, one number an example. Where words are predicted, a student may know only the first of
-    the teacher's."""
+    """A distance of predictions, one number an example; on a regression task every one is the mean squared difference.
+    Where words are predicted, a student may know only the first of the teacher's."""
     valid = kind.counted(student.mask, labels)
     if isinstance(student.values, Predictor) and isinstance(teacher.values, Predictor):
         return per_example(vocabulary.apart(distance, student.values, teacher.values, truncate=True), valid)
     ours, theirs = vocabulary.whole(student.values), vocabulary.whole(teacher.values).detach()
-    if getattr(distance, "func", distance) is not logits_mse:
-        (ours, rows), (theirs, _) = (kind.distributions(values, valid) for values in (ours, theirs))
-        valid = rows
+    if kind.regression or distance.func is logits_mse:
+        return _reduced(logits_mse(ours, theirs), valid)
+    (ours, valid), (theirs, _) = (kind.distributions(values, valid) for values in (ours, theirs))
     return _reduced(distance(ours, theirs), valid)
 
 
@@ -76,6 +77,8 @@ class Labels(Objective):
     Where inputs are mixed, so are their labels; `inputs: plain` takes both as they are (MixKD has a term of each).
     """
 
+    learns_labels = True
+
     def __init__(
         self,
         labels: str | Call = "cross_entropy",
@@ -92,8 +95,6 @@ class Labels(Objective):
 
     def bind(self, models: Models, named: Mapping[str, NamedAligner]) -> None:
         self.kind = models.kind
-        if models.regression:
-            self.loss = squared_error
 
     def reads(self) -> set[Read]:
         return {Read(self.sides[0], "logits", LOGITS)}
@@ -101,11 +102,11 @@ class Labels(Objective):
     def forward(self, student: Features, teacher: Features, batch: Mapping[str, Tensor]) -> Tensor:
         logits, labels = student["logits", LOGITS], labels_of(self.kind, batch)
         if "partner" not in batch or self.sides[0] == "plain":
-            return from_labels(self.loss, self.kind, logits, labels)
-        if self.loss is squared_error:
-            return self.loss(logits.values, mix(labels.to(logits.values.dtype), batch))
+            return from_labels(self.kind, logits, labels, self.loss)
+        if self.kind.regression:
+            return from_labels(self.kind, logits, mix(labels.to(logits.values.dtype), batch))
         # Cross-entropy with a mixed label is the mix of two.
-        one, other = (from_labels(self.loss, self.kind, logits, y) for y in (labels, labels[batch["partner"]]))
+        one, other = (from_labels(self.kind, logits, y, self.loss) for y in (labels, labels[batch["partner"]]))
         return batch["share"] * one + (1 - batch["share"]) * other
 
 
@@ -132,8 +133,6 @@ class Logits(Objective):
         self.kind = models.kind
         if models.teacher is not None:
             self._check_labels(models.student.labels, models.teacher.labels)
-        if models.regression:
-            self.distance = logits_mse
 
     def _check_labels(self, ours: int, theirs: int) -> None:
         if ours != theirs and not (self.kind.vocabulary and ours < theirs):
@@ -149,4 +148,4 @@ class Logits(Objective):
     def forward(self, student: Features, teacher: Features, batch: Mapping[str, Tensor]) -> Tensor:
         ours, theirs = student["logits", LOGITS], teacher["logits", LOGITS]
         labels = None if self.tokens == "all" else self.kind.targets(batch)
-        return from_teacher(self.distance, self.kind, ours, theirs, labels)
+        return from_teacher(self.kind, ours, theirs, labels, self.distance)

@@ -9,7 +9,7 @@ from limbeck.architectures import Shape
 from limbeck.errors import LimbeckError
 from limbeck.objectives.base import Models, NamedAligner, Read
 from limbeck.objectives.heads import Headed
-from limbeck.objectives.predictions import cross_entropy, from_labels, labels_of, squared_error
+from limbeck.objectives.predictions import from_labels, labels_of
 from limbeck.spec import Call
 from limbeck.taps import Features
 
@@ -20,6 +20,8 @@ class Probe(Headed):
     The filters and heads of a student made of the teacher's layers are not taught: when the stage is over, they become
     copies of the teacher's. That the models stay as they are is for the stage to say, by its `train` list.
     """
+
+    learns_labels = True
 
     def __init__(
         self,
@@ -43,7 +45,6 @@ class Probe(Headed):
         if self.copies:
             note = "the student is made of these layers of the teacher, and takes their filters when the stage is over"
             self.layers = self.layers._replace(note="; ".join(filter(None, (self.layers.note, note))))
-        self.loss = squared_error if models.regression else cross_entropy
 
     def _settle_blend(self, teacher: Shape) -> None:
         """Layers are read, not compared: there is nothing to blend."""
@@ -58,7 +59,7 @@ class Probe(Headed):
 
     def _side(self, side: Literal["student", "teacher"], features: Features, labels: Tensor) -> Tensor:
         found = self.predicted(side, features)
-        return self.reduced([from_labels(self.loss, self.kind, logits, labels) for logits in found])
+        return self.reduced([from_labels(self.kind, logits, labels) for logits in found])
 
     def finish(self) -> None:
         if self.copies:

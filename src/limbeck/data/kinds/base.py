@@ -28,6 +28,7 @@ class Kind:
     output = 'logits = model(**tokenizer("A sentence.", truncation=True, return_tensors="pt")).logits'  # how to ask one
     like = ""  # the kind whose models it takes, where it has none of its own
     per_token = False
+    regression = False  # predicts a number, and squared errors are learnt from
     bare = False  # its models have no head
     vocabulary = False  # predicts words; logits of that many are never held whole, see vocabulary.py
     masked = False  # words are hidden from it, see masking.py

@@ -25,6 +25,7 @@ class Regression(Kind):
 
     name = "regression"
     named = False
+    regression = True
     predicts = "a score"
     metrics = {"spearman": spearman, "pearson": pearson}  # noqa: RUF012
 
