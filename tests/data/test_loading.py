@@ -1,4 +1,5 @@
 import json
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +8,7 @@ import pyarrow.parquet
 import pytest
 
 from limbeck.data.loading import load
-from limbeck.data.spec import DataSpec
+from limbeck.data.spec import DataOptions, DataSpec
 from limbeck.errors import LimbeckError
 
 
@@ -458,3 +459,7 @@ def test_a_spec_that_makes_no_sense(write, spec, message):
     write("a.csv", csv_of([("a", "1"), ("b", "2")]))
     with pytest.raises(LimbeckError, match=message):
         load(spec)
+
+
+def test_functions_take_what_a_spec_has():
+    assert list(DataOptions.__annotations__) == [field.name for field in fields(DataSpec)]

@@ -1,8 +1,9 @@
 """Which data a run reads, as the user named it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from limbeck.data.tasks import find_task
 from limbeck.errors import LimbeckError, did_you_mean
@@ -59,3 +60,23 @@ class DataSpec:
     def task_name(self) -> str | None:
         """The task as recipes spell it, or its kind where that is all there is to say."""
         return find_task(self.task).name if self.task else self.kind
+
+
+class DataOptions(TypedDict, total=False):
+    """The same as keywords of a function: paths may be `Path`s, and labels a list, or a text with commas between."""
+
+    task: str
+    data: str | Path
+    train: str | Path
+    eval: str | Path
+    test: str | Path
+    text: str
+    text_pair: str
+    label: str
+    labels: str | Sequence[str]
+    kind: str
+    max_length: int
+    stride: int
+    few: int
+    label_noise: float
+    supplement: str
