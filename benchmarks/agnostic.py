@@ -74,7 +74,8 @@ def save_start(work: Path, args: argparse.Namespace) -> None:
     from limbeck.data.spec import DataSpec
     from limbeck.folder import write_folder
     from limbeck.models import quiet
-    from limbeck.prepare import prepare, request
+    from limbeck.prepare import prepare
+    from limbeck.request import request
 
     place = folder(work, "start")
     if place.exists():

@@ -15,7 +15,8 @@ from limbeck.data.spec import DataSpec
 from limbeck.distiller import Distiller
 from limbeck.features import LOGITS
 from limbeck.objectives import Match
-from limbeck.prepare import prepare, request
+from limbeck.prepare import prepare
+from limbeck.request import request
 from limbeck.taps import Tap
 from limbeck.teachers import Cached, Live
 from tests import toy

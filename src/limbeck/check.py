@@ -21,9 +21,10 @@ from limbeck.data.plan import padded
 from limbeck.distiller import Distiller
 from limbeck.engine.progress import clock
 from limbeck.objectives import Match, Objective, word_for
-from limbeck.prepare import Prepared, whole_modules
+from limbeck.prepare import Prepared
 from limbeck.taps import Tap
 from limbeck.teachers import PASSES
+from limbeck.trained import whole_modules
 
 EXAMPLES = 8  # how many a timed step takes at most
 

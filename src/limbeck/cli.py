@@ -330,8 +330,9 @@ def check(
     """What a run would do, from one tiny forward and backward: layers, widths, what trains, each part, cost."""
     from limbeck.check import examine, shown
     from limbeck.data.spec import DataSpec
-    from limbeck.prepare import prepare, request
+    from limbeck.prepare import prepare
     from limbeck.recipe import task_values, variant_values
+    from limbeck.request import request
 
     asked = request(recipe, DataSpec.named(**asdict(data)), **asdict(models), **change.options())
     task = asked.data.task_name

@@ -1,15 +1,11 @@
-"""From what the user asked for to everything a run needs. Every user's mistake is found here, before training."""
+"""From what the user asked for to everything a run needs. Every user's mistake is found by then, before training."""
 
-import hashlib
-from collections.abc import Container, Iterable
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from limbeck import architectures, models
-from limbeck.adaptation import layers_alone, sided, supplemented
 from limbeck.data import kinds
 from limbeck.data.corpus import Corpus, RunningText, Split
 from limbeck.data.encoding import Encoded, encode
@@ -19,7 +15,6 @@ from limbeck.data.masking import Masking
 from limbeck.data.mixing import Mixup
 from limbeck.data.plan import padded
 from limbeck.data.scarcity import scarce
-from limbeck.data.spec import DataSpec
 from limbeck.data.tasks import Task
 from limbeck.distiller import Distiller
 from limbeck.engine.loop import total_steps
@@ -27,29 +22,11 @@ from limbeck.engine.world import seed_for
 from limbeck.errors import LimbeckError
 from limbeck.initialisers import Start, start_student
 from limbeck.objectives import Match, NamedAligner, Objective, build
-from limbeck.recipe import Recipe, Stage, resolve
+from limbeck.recipe import Recipe, Stage
+from limbeck.request import Request
 from limbeck.spec import allowing, parse
+from limbeck.trained import find_unreached, listed
 from limbeck.vocabulary import shaping
-
-
-@dataclass(frozen=True)
-class Request:
-    """What the user asked for; two equal requests give the same student."""
-
-    recipe: Recipe
-    data: DataSpec
-    teacher: str | None = None
-    student: str | None = None
-    layers: int | None = None
-    width: int | None = None
-    seed: int = 42
-    allow_code: bool = False
-    decoder_layers: int | None = None
-    left_out: tuple[str, ...] = ()  # lines that say what of the recipe the data have no use for
-
-    def plain(self) -> dict[str, Any]:
-        """As JSON has it."""
-        return {**asdict(self), "recipe": self.recipe.plain(), "data": _given(asdict(self.data))}
 
 
 @dataclass
@@ -87,63 +64,20 @@ class Prepared:
 
     def set_trained(self, index: int) -> list[str]:
         """Set afresh what a stage trains; what no objective reaches is frozen too, and named."""
-        distiller, stage = self.distillers[index], self.stages[index]
+        distiller = self.distillers[index]
+        wanted = listed(distiller, self.stages[index], self.aligners)
         for name, parameter in distiller.named_parameters():
-            parameter.requires_grad_(self._wanted(name, distiller, stage))
+            parameter.requires_grad_(name in wanted and name.removeprefix("student.") not in self.frozen)
         if index not in self.unreached:
             self.unreached[index] = find_unreached(distiller, self.probe())
         for name in self.unreached[index]:
             distiller.get_parameter(name).requires_grad_(False)
         return self.unreached[index]
 
-    def _wanted(self, name: str, distiller: Distiller, stage: Stage) -> bool:
-        return name.removeprefix("student.") not in self.frozen and trains(name, distiller, stage, self.aligners)
-
     def probe(self) -> dict[str, torch.Tensor]:
         """Two short examples, to see what a forward does."""
         ids = self.train.by_length[:2]
         return self.train.batch(ids, padded(self.train.lengths[ids], self.longest))
-
-
-def request(
-    recipe: str,
-    data: DataSpec,
-    *,
-    set: Iterable[str] = (),
-    allow_code: bool = False,
-    teacher: str | None = None,
-    student: str | None = None,
-    layers: int | None = None,
-    decoder_layers: int | None = None,
-    side: str | None = None,
-    width: int | None = None,
-    seed: int = 42,
-) -> Request:
-    """Resolve the recipe for the task, with every fault reported at once."""
-    if not 0 <= seed < 2**63:
-        raise LimbeckError(f"--seed {seed} must be 0 or more, and below 2**63.")
-    data = models.with_kind(data, teacher or student)
-    with allowing(allow_code):
-        resolved = resolve(recipe, task=data.task_name, overrides=set)
-        if data.supplement:
-            resolved = supplemented(resolved, data.supplement)
-        left_out: list[str] = []
-        if data.kind is not None and kinds.find_kind(data.kind).bare:
-            resolved, left_out = layers_alone(resolved)
-        if side:
-            resolved = sided(resolved, side)
-    return Request(
-        resolved,
-        data,
-        teacher=teacher,
-        student=student,
-        layers=layers,
-        decoder_layers=decoder_layers,
-        width=width,
-        seed=seed,
-        allow_code=allow_code,
-        left_out=tuple(left_out),
-    )
 
 
 def prepare(asked: Request) -> Prepared:
@@ -230,77 +164,6 @@ def _distiller(prepared: Prepared, index: int, objectives: dict[str, Objective])
     said += [f"{name}: {match.layers.note}" for name, match in matches.items() if match.layers.note]
     prepared.notes += [f"stage {stage.name}: {line}" for line in said]
     return distiller
-
-
-def trains(name: str, distiller: Distiller, stage: Stage, aligners: Container[str]) -> bool:
-    """Whether a stage's `train` list names this parameter; `aligners` are those that have names."""
-    if name.startswith("student."):
-        return "student" in stage.train
-    if "aligners" in stage.train:
-        return True
-    aligner = getattr(distiller.terms[name.split(".")[1]], "align", None)
-    if aligner is None or aligner.name not in aligners:
-        return False
-    side = name.partition(".aligner.")[2].partition(".")[0]
-    return aligner.name in stage.train or f"{aligner.name}.{side}" in stage.train
-
-
-def find_unreached(distiller: Distiller, batch: dict[str, torch.Tensor]) -> list[str]:
-    """The parameters that would train and no objective reaches; an objective that reaches none is an error."""
-    trained = {name: p for name, p in distiller.named_parameters() if p.requires_grad}
-    if not trained:
-        raise LimbeckError("nothing trains: the stage's train list, or a frozen start, leaves no parameter.")
-    training = distiller.training
-    losses = distiller.eval()(**batch).losses
-    distiller.train(training)
-    reached: set[str] = set()
-    for name, loss in losses.items():
-        gradients = (
-            torch.autograd.grad(loss.sum(), list(trained.values()), allow_unused=True, retain_graph=True)
-            if loss.requires_grad
-            else [None] * len(trained)
-        )
-        found = {parameter for parameter, gradient in zip(trained, gradients) if gradient is not None}
-        if not found:
-            raise LimbeckError(
-                f'objective "{name}" reaches no parameter that trains, so it cannot change anything. Leave it out, or '
-                "let what it reads train (the stage's train list, init without frozen=true)."
-            )
-        reached |= found
-    return [name for name in trained if name not in reached]
-
-
-def whole_modules(distiller: Distiller, names: set[str]) -> list[str]:
-    """The largest modules that hold these parameters and no others."""
-    others = {name for name, _ in distiller.named_parameters() if name not in names}
-    mixed = {name[:end] for name in others for end in range(len(name)) if name[end] == "."}
-    found = []
-    for name in sorted(names):
-        parts = name.split(".")
-        paths = [".".join(parts[: i + 1]) for i in range(len(parts))]
-        found.append(next(path for path in paths if path not in mixed))
-    return list(dict.fromkeys(found))
-
-
-def fingerprint(*splits: Encoded) -> str:
-    """A hash of the tokens and labels a run trains and selects on."""
-    digest = hashlib.sha256()
-    for data in [part for split in splits for part in (split, split.targets) if part is not None]:
-        digest.update(data.offsets.tobytes())
-        for name in sorted(data.columns):
-            digest.update(name.encode())
-            digest.update(memoryview(data.columns[name]))  # type: ignore[arg-type] -- may be mapped, so not copied
-        if data.labels is not None:
-            digest.update(data.labels.tobytes())
-    return digest.hexdigest()[:16]
-
-
-def weights_fingerprint(model: PreTrainedModel) -> str:
-    """A hash of the first numbers of every weight: enough to tell a model from what it becomes when it is trained."""
-    digest = hashlib.sha256()
-    for name, weight in model.state_dict().items():
-        digest.update(name.encode() + weight.flatten()[:64].cpu().numpy().tobytes())
-    return digest.hexdigest()[:16]
 
 
 def _teacher(asked: Request, task: Task, trains: bool) -> PreTrainedModel | None:
@@ -460,9 +323,3 @@ def _check_depth(above: int, below: int) -> None:
             f"the teacher has {above} layers and the student {below}: a teacher is at least as deep. "
             f"Give --layers {above} or fewer, or a smaller --student."
         )
-
-
-def _given(options: dict[str, Any]) -> dict[str, Any]:
-    """The options that were given, as JSON has them."""
-    given = {name: value for name, value in options.items() if value is not None}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}

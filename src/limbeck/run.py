@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from safetensors.torch import save_file
@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from limbeck import __version__, evaluation
 from limbeck import recipe as recipes
 from limbeck.data.kinds import KINDS
-from limbeck.data.spec import DataSpec
+from limbeck.data.spec import DataOptions, DataSpec
 from limbeck.distiller import Distiller
 from limbeck.engine.checkpoints import Checkpoint, Checkpoints, State, load_into
 from limbeck.engine.deepspeed import wishes
@@ -30,15 +30,18 @@ from limbeck.engine.sharding import check_processes, fill, gathered, shard, shel
 from limbeck.engine.world import open_world
 from limbeck.errors import LimbeckError
 from limbeck.folder import RunFolder, check_place, write_file, write_folder, write_json, write_text
+from limbeck.identity import check_same, identity, moved
 from limbeck.models import quiet
-from limbeck.prepare import Prepared, Request, fingerprint, prepare, request, weights_fingerprint, whole_modules
+from limbeck.prepare import Prepared, prepare
 from limbeck.projector import folded
 from limbeck.report.card import model_card
 from limbeck.report.page import write_report
 from limbeck.report.tables import nothing_learnt
+from limbeck.request import Request, request
 from limbeck.scoring import score_bodies, score_run, score_stage
 from limbeck.spec import allowing
 from limbeck.teachers import Live, remembering
+from limbeck.trained import whole_modules
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,7 @@ def distill(
     pace: Pace | None = None,
     deepspeed: str | Path | None = None,
     quiet: bool = False,
-    **data: Any,
+    **data: Unpack[DataOptions],
 ) -> Run:
     """Distil `teacher` into a student of `layers` layers, or into the checkpoint `student`. A student with an encoder
     and a decoder has so many in both, unless `decoder_layers` says how many of the one; `side` says whose layers are
@@ -114,7 +117,7 @@ def finetune(
     pace: Pace | None = None,
     deepspeed: str | Path | None = None,
     quiet: bool = False,
-    **data: Any,
+    **data: Unpack[DataOptions],
 ) -> Run:
     """Fine-tune `model`, or its first `layers` layers, on labels: a teacher, or a baseline. `data` as in `distill`."""
     wished = wishes(deepspeed)
@@ -157,17 +160,20 @@ def _execute(
     display = Display(quiet=quiet or not accelerator.is_main_process)
     prepared = prepare(asked)
     again = resume and folder.request.exists()
+    half = accelerator.mixed_precision == "bf16"
+    conditions = {**environment(), "precision": "bf16" if half else "fp32", "compile": pace.compile}
     if again:
-        _check_same(folder, asked, prepared)
+        check_same(folder, prepared)
         if folder.finished:
             return _finished(folder, accelerator, display)
+        notes = [*notes, *filter(None, [moved(folder, conditions)])]
     for note in (*notes, *prepared.notes):
         display.say(note)
     for index in range(len(prepared.stages)):
         prepared.set_trained(index)  # faults of any stage show now
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
-        _begin(folder, asked, prepared)
+        _begin(folder, prepared, conditions)
         display.keep_in(folder.said)
     accelerator.wait_for_everyone()
     if track:
@@ -300,18 +306,12 @@ def _train_stage(prepared: Prepared, loop: Loop, state: State, resumed: Checkpoi
         distiller.teacher = live  # the memory of a cache goes with its stage
 
 
-def _begin(folder: RunFolder, asked: Request, prepared: Prepared) -> None:
+def _begin(folder: RunFolder, prepared: Prepared, conditions: dict[str, Any]) -> None:
     """Write what a run begins with; request.json first, since it says that the folder is a run's."""
     folder.path.mkdir(parents=True, exist_ok=True)
-    write_json(folder.request, _identity(asked, prepared))
-    write_text(folder.recipe, recipes.save(asked.recipe))
-    write_json(folder.environment, environment())
-
-
-def _identity(asked: Request, prepared: Prepared) -> dict[str, Any]:
-    data = (prepared.train, *prepared.evals.values(), *prepared.others.values())
-    teacher = None if prepared.teacher is None else weights_fingerprint(prepared.teacher)
-    return {**asked.plain(), "fingerprint": fingerprint(*data), "teacher_fingerprint": teacher}
+    write_json(folder.request, identity(prepared))
+    write_text(folder.recipe, recipes.save(prepared.request.recipe))
+    write_json(folder.environment, conditions)
 
 
 def _leave(prepared: Prepared, folder: RunFolder, scores: dict[str, Any]) -> None:
@@ -393,18 +393,6 @@ def _check_folder(folder: RunFolder, resume: bool) -> None:
 def _there(path: Path) -> Iterable[Path]:
     """What lies in a folder, but for what a killed run was writing."""
     return (place for place in path.iterdir() if place.suffix != ".tmp")
-
-
-def _check_same(folder: RunFolder, asked: Request, prepared: Prepared) -> None:
-    before = json.loads(folder.request.read_text("utf8"))
-    now = json.loads(json.dumps(_identity(asked, prepared)))
-    changes = list(recipes.differences(before, now))
-    if changes:
-        raise LimbeckError(
-            f'"{folder.path}" holds a run that was asked for otherwise, so it cannot go on as this one:\n'
-            + "\n".join(f"  {path}: was {old!r}, now {new!r}" for path, old, new in changes)
-            + "\nAsk for the same again, or give another --out."
-        )
 
 
 def _summary(scores: dict[str, Any], folder: RunFolder) -> str:

@@ -14,7 +14,8 @@ from limbeck.data.scarcity import flip_labels, scarce, take_few
 from limbeck.data.spec import DataSpec
 from limbeck.data.tasks import Task
 from limbeck.errors import LimbeckError
-from limbeck.prepare import prepare, request
+from limbeck.prepare import prepare
+from limbeck.request import request
 from tests import toy
 
 TASK = Task("mine", "classification", ("a", "b", "c"), ("accuracy",))

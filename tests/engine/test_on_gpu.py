@@ -19,8 +19,9 @@ from limbeck.engine import products
 from limbeck.engine.captures import Captures
 from limbeck.engine.step import Step
 from limbeck.objectives import Labels, Logits, Match
-from limbeck.prepare import prepare, request
+from limbeck.prepare import prepare
 from limbeck.recipe import Stage
+from limbeck.request import request
 from limbeck.teachers import remembering
 from tests import toy
 from tests.engine.test_step import LR, examples

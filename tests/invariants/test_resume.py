@@ -21,8 +21,9 @@ from limbeck.engine import checkpoints as checkpoints_module
 from limbeck.engine.checkpoints import Checkpoints
 from limbeck.engine.loop import Loop
 from limbeck.folder import RunFolder
-from limbeck.prepare import prepare, request
+from limbeck.prepare import prepare
 from limbeck.projector import folded
+from limbeck.request import request
 from tests import toy
 
 # Two stages; an aligner that lives across them, and one that belongs to the second.
@@ -269,6 +270,28 @@ def test_what_trains(recipe, train, moving):
     found = {"bridge": terms["states"], "means": terms["means"]}
     assert {name for name, term in found.items() if all(p.requires_grad for p in term.parameters())} == moving
     assert {name for name, term in found.items() if any(p.requires_grad for p in term.parameters())} == moving
+
+
+def test_a_side_that_an_aligner_has_not(recipe):
+    asked = request(
+        str(recipe), DataSpec(**toy.data(EXAMPLES, 16)), set=["stages.*.train=[student, bridge.student]"],
+        teacher=toy.teacher("bert"), layers=2,
+    )  # fmt: skip
+    with pytest.raises(LimbeckError, match=r"bridge\.student.*has no sides\. Say bridge alone"):
+        prepare(asked).set_trained(1)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_going_on_elsewhere_is_said(precision, recipe, tmp_path, monkeypatch):
+    fuse = Fuse(monkeypatch)
+    fuse.is_new = lambda at: fuse.armed and (fuse.stage, at) == ("predictions", "before run")
+    with pytest.raises(Killed):
+        start(recipe, tmp_path / "run")
+    fuse.armed = False
+    start(recipe, tmp_path / "run", resume=True, pace=limbeck.Pace(precision=precision))
+    said = (tmp_path / "run" / "log.txt").read_text("utf8")
+    assert ("goes on elsewhere than it began" in said) == (precision == "bf16")
+    assert ("precision was fp32, is bf16" in said) == (precision == "bf16")
 
 
 @pytest.mark.slow

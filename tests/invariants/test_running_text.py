@@ -15,7 +15,8 @@ from limbeck.distiller import Distiller
 from limbeck.engine import checkpoints as checkpoints_module
 from limbeck.engine.held_out import held_out_loss
 from limbeck.objectives import Match
-from limbeck.prepare import prepare, request
+from limbeck.prepare import prepare
+from limbeck.request import request
 from tests import toy
 from tests.invariants.test_split import assert_close, torchrun
 from tests.tiny import tiny_batch, tiny_model

@@ -6,7 +6,8 @@ from safetensors.torch import load_file
 
 import limbeck
 from limbeck.data.spec import DataSpec
-from limbeck.prepare import prepare, request
+from limbeck.prepare import prepare
+from limbeck.request import request
 from limbeck.teachers import Cached
 from tests import toy
 from tests.invariants.test_resume import Fuse, Killed, assert_same

@@ -18,8 +18,9 @@ from limbeck.errors import LimbeckError
 from limbeck.features import LOGITS
 from limbeck.folder import RunFolder
 from limbeck.initialisers import start_student
-from limbeck.prepare import prepare, request
+from limbeck.prepare import prepare
 from limbeck.projector import folded
+from limbeck.request import request
 from limbeck.taps import Tap
 from tests import toy
 from tests.tiny import every_family, tiny_batch, tiny_model

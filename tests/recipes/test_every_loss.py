@@ -9,7 +9,8 @@ import torch
 from limbeck.data.plan import padded
 from limbeck.data.spec import DataSpec
 from limbeck.objectives import Contrast, CoTraining, EarthMover
-from limbeck.prepare import prepare, request
+from limbeck.prepare import prepare
+from limbeck.request import request
 from tests import toy
 from tests.recipes.test_every_recipe import RECIPES
 

@@ -25,7 +25,8 @@ from limbeck.data.spec import DataSpec
 from limbeck.engine.checkpoints import Checkpoints
 from limbeck.engine.step import Step
 from limbeck.errors import LimbeckError
-from limbeck.prepare import prepare, request
+from limbeck.prepare import prepare
+from limbeck.request import request
 from tests import toy
 from tests.engine.test_step import world
 

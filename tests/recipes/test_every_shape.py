@@ -6,7 +6,8 @@ from limbeck import architectures
 from limbeck import recipe as book
 from limbeck.data.spec import DataSpec
 from limbeck.errors import LimbeckError
-from limbeck.prepare import prepare, request
+from limbeck.prepare import prepare
+from limbeck.request import request
 from limbeck.spec import parse
 from tests import toy
 from tests.recipes.test_every_recipe import RECIPES

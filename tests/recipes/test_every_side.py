@@ -13,7 +13,8 @@ from limbeck.check import examine, shown
 from limbeck.compare import compare
 from limbeck.data.spec import DataSpec
 from limbeck.errors import LimbeckError
-from limbeck.prepare import prepare, request
+from limbeck.prepare import prepare
+from limbeck.request import request
 from tests import toy
 
 

@@ -11,7 +11,8 @@ from limbeck.distiller import Distiller
 from limbeck.errors import LimbeckError
 from limbeck.initialisers import start_student
 from limbeck.objectives import Labels, Logits
-from limbeck.prepare import prepare, request
+from limbeck.prepare import prepare
+from limbeck.request import request
 from tests import toy
 from tests.tiny import tiny_batch, tiny_model
 

@@ -9,7 +9,8 @@ from limbeck import recipe as book
 from limbeck.data.kinds import KINDS
 from limbeck.data.spec import DataSpec
 from limbeck.errors import LimbeckError
-from limbeck.prepare import prepare, request
+from limbeck.prepare import prepare
+from limbeck.request import request
 from tests import toy
 from tests.invariants import test_running_text as running
 from tests.recipes import test_every_kind as every_kind

@@ -23,9 +23,9 @@ from limbeck.engine.sharding import gathered
 from limbeck.engine.world import seed_for
 from limbeck.errors import LimbeckError, did_you_mean
 from limbeck.objectives import NamedAligner, Objective, build
-from limbeck.prepare import find_unreached, trains
 from limbeck.recipe import Recipe, Stage, resolve
 from limbeck.spec import parse
+from limbeck.trained import find_unreached, listed
 
 ALIGNERS = "aligners.safetensors"  # in each checkpoint, beside the student
 
@@ -97,9 +97,9 @@ class DistillationTrainer(Trainer):
         would not leave it alone. Another stage may train it, so it is given back."""
         trained = {name: p for name, p in self.distiller.named_parameters() if p.requires_grad}
         try:
+            wanted = listed(self.distiller, self.stage, self.aligners) if self.stage else trained
             for name, parameter in trained.items():
-                wanted = self.stage is None or trains(name, self.distiller, self.stage, self.aligners)
-                parameter.requires_grad_(wanted)
+                parameter.requires_grad_(name in wanted)
             for name in find_unreached(self.distiller, self._probe()):
                 trained[name].requires_grad_(False)
             yield
