@@ -85,7 +85,7 @@ def test_alike_tables_are_joined_and_held_once():
     batch = data.batch(np.array([3, 1, -1]), 40)
     joined = {len(found): values for found, values in apart.pooled}
     assert set(joined) == {3, 1}
-    pooled = [table for table in apart.tables if table.site[0] in ("cls", "mean")]
+    pooled = [table for table in apart.tables if table.layout.site.feature in ("cls", "mean")]
     assert len({table.values.untyped_storage().data_ptr() for table in pooled}) == 1
     whole = Cached(Live(model, sites), tables, data, CPU)
     assert not whole.pooled
@@ -111,7 +111,7 @@ def test_a_value_depends_on_no_other_example():
     ids = [20, 4, 11]
     some = built(model, subset(data, ids))[0]
     for all_of_them, few in zip(whole, some):
-        expected = [all_of_them.values[cache._span(all_of_them, data, i)] for i in ids]
+        expected = [all_of_them.values[all_of_them.layout.span(data, i)] for i in ids]
         assert torch.equal(few.values, torch.cat(expected))
 
 
@@ -157,7 +157,7 @@ def test_a_changed_weight_changes_the_answers(tmp_path):
     with torch.no_grad():
         model.classifier.weight.mul_(2)
     after = built(model, data, folder=tmp_path)[0]
-    logits = [next(t.values for t in tables if t.site[0] == "logits") for tables in (before, after)]
+    logits = [next(t.values for t in tables if t.layout.site.feature == "logits") for tables in (before, after)]
     assert not torch.allclose(*logits)
 
 
@@ -165,7 +165,7 @@ def test_what_does_not_fit_is_asked_of_the_teacher(monkeypatch):
     model, data = tiny_model("bert"), examples()
     monkeypatch.setattr(cache, "budget", lambda device: {"device": 0, "host": 23 * 32 * 4})
     tables, said = built(model, data, [("cls", 2), ("hidden", 4)])
-    assert [table.site for table in tables] == [("cls", 2)]
+    assert [table.layout.site for table in tables] == [("cls", 2)]
     assert "hidden of layer 4" in said[0]
 
 
@@ -181,9 +181,8 @@ def test_what_does_not_fit_in_memory_goes_to_a_file(monkeypatch, tmp_path):
 
 def test_sizes_are_those_of_the_tables():
     model, data = tiny_model("bert"), examples()
-    tap = Tap(model, SITES)
     for table in built(model, data)[0]:
-        assert cache.size_of(table.site, tap, data, torch.float32) == table.values.nbytes
+        assert table.layout.size(data) == table.values.nbytes
 
 
 @pytest.mark.parametrize(("epochs", "pays"), [(3, True), (1, False)])
@@ -206,7 +205,7 @@ def test_check_says_what_a_run_will_hold(epochs, pays, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("site", ["attention", "scores", "value_relation"])
 def test_what_pairs_positions_is_not_cached(site):
-    assert cache.cachable([(site, 1)]) == []
+    assert cache.layouts(Tap(tiny_model("bert"), [(site, 1)]), torch.float32) == []
 
 
 def test_a_batch_for_computing_has_no_more_tokens_than_fit():

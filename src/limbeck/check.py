@@ -15,7 +15,7 @@ from rich.text import Text
 from torch import Tensor
 
 from limbeck import architectures, efficiency
-from limbeck.cache import cachable, size_of
+from limbeck.cache import layouts
 from limbeck.data.encoding import Encoded
 from limbeck.data.plan import padded
 from limbeck.distiller import Distiller
@@ -114,10 +114,10 @@ def _stage(prepared: Prepared, index: int, unreached: list[str]) -> StageReport:
     values = {name: float(part) for name, part in _probe(distiller, prepared.probe()).items()}
     live, data = distiller.teacher, prepared.data(index)
     passes = distiller.steps * stage.batch / len(data)
-    cached = cachable(live.tap.sites) if live and distiller.steady and passes >= PASSES else []
-    seconds, saved = _timed_step(distiller, data, prepared.longest, stage.batch, bool(cached))
     there = precision(next(distiller.parameters()).device)
-    answers = sum(size_of(s, live.tap, data, there) for s in cached) if live else 0
+    cached = layouts(live.tap, there) if live and distiller.steady and passes >= PASSES else []
+    seconds, saved = _timed_step(distiller, data, prepared.longest, stage.batch, bool(cached))
+    answers = sum(layout.size(data) for layout in cached)
     everything = sum(p.numel() for p in parameters)
     teacher = efficiency.parameters(prepared.teacher) if prepared.teacher is not None else 0
     return StageReport(

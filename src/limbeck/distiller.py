@@ -114,7 +114,7 @@ class Distiller(nn.Module):
         return {read for objective in self.terms.values() for read in objective.reads()}
 
     def _sites(self, model: str) -> list[Site]:
-        return [(read.feature, read.layer) for read in self.reads() if read.model == model]
+        return [Site(read.feature, read.layer) for read in self.reads() if read.model == model]
 
     @property
     def steady(self) -> bool:

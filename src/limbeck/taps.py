@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,8 +27,15 @@ from limbeck.data.mixing import mix
 from limbeck.features import LOGITS, Attention, Rows, Seen, find_feature
 from limbeck.vocabulary import Predictor, Shaping, shaping
 
-Site = tuple[str, int]  # a feature, as a call string, and a layer
-Features = dict[Site, Rows]
+
+class Site(NamedTuple):
+    """What is read of a model."""
+
+    feature: str  # a call string
+    layer: int
+
+
+Features = dict[tuple[str, int], Rows]  # by site
 
 SIDES: tuple[Side, ...] = ("encoder", "decoder", "cross")  # in the order they run
 IMPLEMENTATION, TAPPED, ADDED = "limbeck", "limbeck_tap", "limbeck_added"
@@ -108,8 +115,8 @@ class Stack:
 class Tap:
     """A model whose forward also hands out the features read: `Tap(model, [("cls", 4), ("logits", -1)])(**batch)`."""
 
-    def __init__(self, model: PreTrainedModel, sites: Iterable[Site]) -> None:
-        self.sites = sorted(set(sites))
+    def __init__(self, model: PreTrainedModel, sites: Iterable[tuple[str, int]]) -> None:
+        self.sites = sorted({Site(*site) for site in sites})
         self.model = model
         self.features = {name: find_feature(name) for name, _ in self.sites}
         self.kind = kinds.of(model)

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from limbeck.cache import Table, build
+from limbeck.cache import build
 from limbeck.data.encoding import Encoded
 from limbeck.data.plan import FILL, Length
 from limbeck.features import Rows, Seen
+from limbeck.store import Table
 from limbeck.streams import Apart
 from limbeck.taps import Features, Site, Tap, full_precision
 from limbeck.vocabulary import Predictor
@@ -25,7 +26,7 @@ PASSES = 2  # over the data, from which on a cache pays
 class Live:
     """A teacher that runs on every batch: in eval mode, without gradients, no deeper than its deepest site read."""
 
-    def __init__(self, model: PreTrainedModel, sites: Iterable[Site]) -> None:
+    def __init__(self, model: PreTrainedModel, sites: Iterable[tuple[str, int]]) -> None:
         self.model = model.eval().requires_grad_(False)
         self.tap = Tap(model, sites)
         self.light = False
@@ -76,7 +77,8 @@ class Cached:
 
     def __init__(self, live: Live, tables: Sequence[Table], data: Encoded, device: torch.device) -> None:
         self.model, self.tables, self.device = live.model, list(tables), device
-        rest = [site for site in live.tap.sites if site not in {table.site for table in tables}]
+        known = {table.layout.site for table in tables}
+        rest = [site for site in live.tap.sites if site not in known]
         self.tap = live.tap
         self.live = live.only(rest) if rest else None  # what runs at a step
         self.apart = live.apart
@@ -86,7 +88,7 @@ class Cached:
         self.staged: dict[tuple[Site, int, int], Tensor] = {}
         here = [table for table in self.tables if not (self._on_host(table) or table.mapped)]
         self.pooled = join_pooled(here)
-        self.words = _given(live.tap) if any(live.tap.words(table.site) for table in tables) else None
+        self.words = _given(live.tap) if any(live.tap.words(site) for site in known) else None
 
     def features(self, **batch: Tensor) -> Features:
         """The features read, for the examples `id` of this batch. Call `join` before you use them."""
@@ -100,22 +102,24 @@ class Cached:
         both = {targets: Seen(mask=mask.bool()) for targets, mask in masks.items()}
         places = {
             targets: where(self.offsets_here[targets], batch["id"], both[targets].mask.shape[1])
-            for targets in {False} | {table.targets for table in self.tables}
+            for targets in {False} | {table.layout.of_targets for table in self.tables}
         }
         for sites, values in self.pooled:
             for site, found in zip(sites, values[places[False][0]].unbind(1)):
                 known[site] = Rows(found, both[False].one_row)
         for table in self.tables:
-            if table.site not in known:
-                seen = both[table.targets]
+            layout = table.layout
+            if layout.site not in known:
+                seen = both[layout.of_targets]
                 values = self._staged(table, *seen.mask.shape)
                 if values is None:
-                    values = gather(table, *places[table.targets])
-                known[table.site] = Rows(self._shown(table, values), seen.mask if table.per_token else seen.one_row)
+                    values = gather(table, *places[layout.of_targets])
+                shown = self._shown(layout.site, values)
+                known[layout.site] = Rows(shown, seen.mask if layout.per_token else seen.one_row)
         return known
 
-    def _shown(self, table: Table, values: Tensor) -> Any:
-        if self.words is not None and self.tap.words(table.site):
+    def _shown(self, site: Site, values: Tensor) -> Any:
+        if self.words is not None and self.tap.words(site):
             return self.words._replace(states=values)
         return values
 
@@ -127,15 +131,16 @@ class Cached:
         """Bring what lies on the host to the device, for a batch of these examples."""
         for table in self.tables:
             if self._on_host(table):
-                positions = length if isinstance(length, int) else length[table.targets]
-                values = gather(table, *where(self.offsets[table.targets], torch.from_numpy(ids), positions))
-                key = (table.site, len(ids), positions)
+                site, targets = table.layout.site, table.layout.of_targets
+                positions = length if isinstance(length, int) else length[targets]
+                values = gather(table, *where(self.offsets[targets], torch.from_numpy(ids), positions))
+                key = (site, len(ids), positions)
                 if key not in self.staged:
                     self.staged[key] = torch.empty(values.shape, dtype=values.dtype, device=self.device)
                 self.staged[key].copy_(values.pin_memory(), non_blocking=True)
 
     def _staged(self, table: Table, rows: int, length: int) -> Tensor | None:
-        return self.staged[table.site, rows, length] if self._on_host(table) else None
+        return self.staged[table.layout.site, rows, length] if self._on_host(table) else None
 
     def _on_host(self, table: Table) -> bool:
         return table.values.device.type != self.device.type
@@ -174,14 +179,14 @@ def join_pooled(tables: Sequence[Table]) -> list[tuple[list[Site], Tensor]]:
     """
     alike: dict[tuple, list[Table]] = {}
     for table in tables:
-        if not table.per_token:
+        if not table.layout.per_token:
             alike.setdefault((table.values.dtype, table.values.shape), []).append(table)
     joined = []
     for group in alike.values():
         values = torch.stack([table.values for table in group], 1)
         for i, table in enumerate(group):
             table.values = values[:, i]
-        joined.append(([table.site for table in group], values))
+        joined.append(([table.layout.site for table in group], values))
     return joined
 
 
@@ -194,4 +199,4 @@ def where(offsets: Tensor, ids: Tensor, length: int) -> tuple[Tensor, Tensor]:
 
 def gather(table: Table, rows: Tensor, places: Tensor) -> Tensor:
     """The values of these examples, `(batch, D)` or `(batch, length, D)`."""
-    return table.values[places if table.per_token else rows]
+    return table.values[places if table.layout.per_token else rows]

@@ -206,7 +206,7 @@ def test_the_supplement_is_for_every_way_to_compare_layers():
 
 def test_flipped_labels_and_subsets_share_what_is_cached():
     """What a teacher says is kept by an example's tokens."""
-    from limbeck.cache import example_keys
+    from limbeck.store import example_keys
 
     clean, scant = prepared(), prepared(few=20, label_noise=0.5)
     keys = set(example_keys(clean.train, ["input_ids", "token_type_ids"]))

@@ -137,7 +137,7 @@ def test_both_stages_can_look_the_teacher_up(tmp_path, monkeypatch):
     real = Cached.features
 
     def features(self, **batch):
-        asked.update(table.site for table in self.tables)
+        asked.update(table.layout.site for table in self.tables)
         assert self.live is None
         return real(self, **batch)
 
