@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from limbeck.errors import LimbeckError
-from limbeck.features import FEATURES
+from limbeck.features import find_feature
 from limbeck.objectives import OBJECTIVES, kind_of
 from limbeck.recipe import Recipe
 from limbeck.spec import parse
@@ -86,7 +86,7 @@ def _on_encoder(declared: Mapping[str, Any], aligners: Mapping[str, str]) -> dic
         return None
     named = declared[kind]
     features = list(named) if isinstance(named, Mapping) else [named]  # earth_mover maps features to distances
-    if any(getattr(FEATURES.get(parse(feature).name), "rows", None) == "prediction" for feature in features):
+    if any(find_feature(feature).rows == "prediction" for feature in features):
         return None
     there = [str(parse(feature).with_option("side", "encoder")) for feature in features]
     return {**declared, kind: dict(zip(there, named.values())) if isinstance(named, Mapping) else there[0]}

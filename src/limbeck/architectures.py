@@ -172,6 +172,9 @@ for config_class, model_class in wide_head.CLASSES.items():
     AutoModelForSequenceClassification.register(config_class, model_class)
 
 
+Size = Literal["width", "reads", "labels"]
+
+
 class Shape(NamedTuple):
     """A model's sizes, read off it."""
 
@@ -187,6 +190,10 @@ class Shape(NamedTuple):
     def attends(self) -> int:
         """The width of all heads together."""
         return self.heads * self.head_size if self.head_size else self.width
+
+    def size(self, of: Size) -> int:
+        """One of the sizes that vectors of a model have."""
+        return {"width": self.width, "reads": self.reads, "labels": self.labels}[of]
 
     def at(self, side: Side) -> "Shape":
         """The sizes of one of its sides."""

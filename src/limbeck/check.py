@@ -161,7 +161,7 @@ def _terms(distiller: Distiller, values: dict[str, float], prepared: Prepared) -
             what=_what(objective),
             pairs=objective.pairs() if matched else [],
             drawn=matched and objective.layers.draw is not None,
-            widths=(getattr(student, width), getattr(other, width)) if width else None,
+            widths=(student.size(width), other.size(width)) if width and other else None,
             aligner=str(objective.align) if matched else "",
             aligner_parameters=sum(p.numel() for p in objective.parameters()),
             weight=objective.weight,

@@ -6,10 +6,10 @@ In a model with an encoder and a decoder, features are the decoder's; any of the
 of attention of the decoder's attention to the encoder: `hidden(side=encoder)`, `attention(side=cross)`.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import cached_property, partial
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Annotated, Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -17,13 +17,13 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from limbeck import kernels
-from limbeck.architectures import Side
+from limbeck.architectures import Side, Size
 from limbeck.distances import exact
 from limbeck.errors import LimbeckError
 from limbeck.spec import Call, bind, parse
 
 Heads = Annotated[int, Field(gt=0)] | None
-Size = Annotated[int, Field(gt=0)] | None  # of a head, instead of their number; in a match, of a head of the teacher
+HeadSize = Annotated[int, Field(gt=0)] | None  # instead of their number; in a match, of a head of the teacher
 LOGITS = -1  # the "layer" of what comes after every block: the predictions, and what the classifier reads
 
 
@@ -92,27 +92,31 @@ class Seen:
         return self.mask if self.per_token else self.one_row
 
 
-Feature = TypeVar("Feature", bound=Callable[..., Rows])
+@dataclass(frozen=True)
+class Feature:
+    """A function that gives rows, and what has to be known of it before it is called."""
+
+    function: Callable[..., Rows]
+    site: Literal["hidden", "final", "logits", "attention"]  # where it looks
+    fixed: int | None = None  # the one layer it has
+    width: Size | None = None  # which of a model's sizes D is; none: D is positions
+    distribution: bool = False  # whether rows are distributions
+    rows: Literal["example", "token", "prediction"] | None = None  # what there is one of; only then it can be cached
+    side: Side = "decoder"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __call__(self, seen: Seen, layer: int, **options: Any) -> Rows:
+        return self.function(seen, layer, **self.options, **options)
+
+    @property
+    def __wrapped__(self) -> Callable[..., Rows]:
+        """Whose signature says what options there are."""
+        return self.function
 
 
-def seen_at(
-    site: str,
-    *,
-    fixed: int | None = None,
-    width: str | None = None,
-    distribution: bool = False,
-    rows: Literal["example", "token", "prediction"] | None = None,
-) -> Callable[[Feature], Feature]:
-    """Say where a feature looks, the one layer it has (`fixed`), which of a model's sizes D is, whether its rows are
-    distributions, and whether there is one an example, a token or a prediction (then it can be cached)."""
-
-    def mark(function: Feature) -> Feature:
-        marks = {"site": site, "fixed": fixed, "width": width, "distribution": distribution, "rows": rows}
-        for name, value in marks.items():
-            setattr(function, name, value)
-        return function
-
-    return mark
+def seen_at(site: Any, **known: Any) -> Callable[[Callable[..., Rows]], Feature]:
+    """Make a function a feature: say where it looks, and what else there is to know."""
+    return lambda function: Feature(function, site, **known)
 
 
 @seen_at("hidden", width="width", rows="token")
@@ -195,25 +199,25 @@ def _relation(seen: Seen, layer: int, part: str, heads: int | None, size: int | 
 
 
 @seen_at("attention", distribution=True)
-def value_relation(seen: Seen, layer: int, *, heads: Heads = None, size: Size = None) -> Rows:
+def value_relation(seen: Seen, layer: int, *, heads: Heads = None, size: HeadSize = None) -> Rows:
     """How the values of the tokens relate: softmax(v·vᵀ/√d) (MiniLM)."""
     return _relation(seen, layer, "value", heads, size)
 
 
 @seen_at("attention", distribution=True)
-def query_relation(seen: Seen, layer: int, *, heads: Heads = None, size: Size = None) -> Rows:
+def query_relation(seen: Seen, layer: int, *, heads: Heads = None, size: HeadSize = None) -> Rows:
     """How the queries relate (MiniLMv2)."""
     return _relation(seen, layer, "query", heads, size)
 
 
 @seen_at("attention", distribution=True)
-def key_relation(seen: Seen, layer: int, *, heads: Heads = None, size: Size = None) -> Rows:
+def key_relation(seen: Seen, layer: int, *, heads: Heads = None, size: HeadSize = None) -> Rows:
     """How the keys relate (MiniLMv2)."""
     return _relation(seen, layer, "key", heads, size)
 
 
-FEATURES: dict[str, Callable[..., Rows]] = {
-    f.__name__: f
+FEATURES: dict[str, Feature] = {
+    f.function.__name__: f
     for f in (
         hidden,
         cls,
@@ -231,20 +235,22 @@ FEATURES: dict[str, Callable[..., Rows]] = {
 }
 
 
-def find_feature(feature: str | Call) -> tuple[partial, Side]:
+def find_feature(feature: str | Call) -> Feature:
     """The feature a call names, with its options set, and the side of the model it looks at."""
     call = parse(feature)
     side = call.options.get("side", "decoder")
-    found = bind(
-        Call(call.name, call.args, {k: v for k, v in call.options.items() if k != "side"}), FEATURES, "feature"
-    )
+    own = {name: value for name, value in call.options.items() if name != "side"}
+    bound = bind(Call(call.name, call.args, own), FEATURES, "feature")
+    found = bound.func
     if side not in get_args(Side):
         raise LimbeckError(f'{call}: there is no side "{side}". Allowed: {", ".join(get_args(Side))}.')
-    if side == "cross" and getattr(found.func, "site", None) != "attention":
+    if not isinstance(found, Feature):
+        raise LimbeckError(f'feature "{call.name}" does not say where it looks: mark it with @seen_at(…).')
+    if side == "cross" and found.site != "attention":
         raise LimbeckError(f"{call}: side=cross goes with scores, attention and the relations.")
-    if side == "encoder" and getattr(found.func, "rows", None) == "prediction":
+    if side == "encoder" and found.rows == "prediction":
         raise LimbeckError(f"{call}: the decoder predicts. Leave out side.")
-    return found, side
+    return replace(found, side=side, options=bound.keywords)
 
 
 def last_token(states: Tensor, mask: Tensor) -> Tensor:

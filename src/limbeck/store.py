@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -49,12 +48,11 @@ class Layout:
         the model ran in.
         """
         call, shape = parse(site.feature), architectures.shape(tap.model)
-        feature: Any = FEATURES.get(call.name)
-        rows = getattr(feature, "rows", None)
-        if rows is None:
+        feature = FEATURES.get(call.name)
+        if feature is None or feature.rows is None or feature.width is None:
             return None
-        width = shape.reads if tap.words(site) else getattr(shape, feature.width)
-        per_token = tap.kind.per_token if rows == "prediction" else rows == "token"
+        width = shape.reads if tap.words(site) else shape.size(feature.width)
+        per_token = tap.kind.per_token if feature.rows == "prediction" else feature.rows == "token"
         # All tokens that a decoder has beside an encoder are those of targets.
         of_targets = tap.kind.writes and call.options.get("side", "decoder") == "decoder"
         return cls(site, width, dtype if per_token else torch.float32, per_token, of_targets)

@@ -120,7 +120,7 @@ class Tap:
         self.model = model
         self.features = {name: find_feature(name) for name, _ in self.sites}
         self.kind = kinds.of(model)
-        read = {side for _, side in self.features.values()} or {"decoder"}
+        read = {feature.side for feature in self.features.values()} or {"decoder"}
         self.stacks: dict[Side, Stack] = {
             side: Stack(model, side, self._read_on(side)) for side in SIDES if side in read
         }
@@ -140,8 +140,8 @@ class Tap:
         self.relative: dict[tuple[int, torch.device], Tensor | None] = {}
 
     def _read_on(self, side: Side) -> list[tuple[str, int]]:
-        read = [(*self.features[name], layer) for name, layer in self.sites]
-        return [(feature.func.site, layer) for feature, there, layer in read if there == side]
+        read = [(self.features[name], layer) for name, layer in self.sites]
+        return [(feature.site, layer) for feature, layer in read if feature.side == side]
 
     @property
     def attends(self) -> bool:
@@ -182,8 +182,8 @@ class Tap:
         with full_precision(batch["attention_mask"]):
             found = {}
             for name, layer in self.sites:
-                feature, side = self.features[name]
-                found[name, layer] = feature(seen[side], layer)
+                feature = self.features[name]
+                found[name, layer] = feature(seen[feature.side], layer)
             return found
 
     def _blank(self, side: Side, batch: Mapping[str, Tensor]) -> Seen:

@@ -56,10 +56,9 @@ class Contrast(Objective):
     ) -> None:
         super().__init__(weight)
         self.call = parse(contrast)
-        feature, side = find_feature(self.call)
-        self.feature = feature.func
-        self.side: Side = side
-        if getattr(self.feature, "rows", None) != "example" or self.feature.fixed is not None:
+        self.feature = find_feature(self.call)
+        self.side: Side = self.feature.side
+        if self.feature.rows != "example" or self.feature.fixed is not None:
             raise LimbeckError(
                 f"contrast takes one state an example, and {self.call} gives something else: cls or mean."
             )

@@ -42,11 +42,8 @@ class Match(Objective):
     ) -> None:
         super().__init__(weight)
         self.call, self.align = parse(match), parse(align)
-        feature, side = find_feature(self.call)
-        self.feature, self.asked = feature.func, feature.keywords
-        self.side: Side = side
-        if not hasattr(self.feature, "site"):
-            raise LimbeckError(f'feature "{self.call.name}" does not say where it looks: mark it with @seen_at(…).')
+        self.feature = find_feature(self.call)
+        self.side: Side = self.feature.side
         self.distance = bind(parse(distance), DISTANCES, "distance")
         if self.distance.func in OF_DISTRIBUTIONS and not self.feature.distribution:
             raise LimbeckError(
@@ -68,11 +65,10 @@ class Match(Objective):
         if models.teacher is None:
             raise LimbeckError(f"match: {self.call} needs a teacher, and there is none. Give --teacher.")
         student, teacher = models.student.at(self.side), models.teacher.at(self.side)
-        self.layers = (
-            self.mapping(student.layers, teacher.layers)
-            if self.mapping
-            else Layers((self.feature.fixed,), (self.feature.fixed,))
-        )
+        if self.mapping:
+            self.layers = self.mapping(student.layers, teacher.layers)
+        elif (fixed := self.feature.fixed) is not None:
+            self.layers = Layers((fixed,), (fixed,))
         self._check_layers(student, teacher)
         start = self.layers.draw(0, 0, 0) if self.layers.draw else list(range(len(self.layers.student)))
         self.register_buffer("draw", torch.tensor(start), persistent=False)
@@ -88,7 +84,7 @@ class Match(Objective):
                 raise LimbeckError(f"match: {self.call} compares positions, not widths: leave out align.")
             self.aligner: nn.Module = NoAligner(1, 1, count)
             return
-        widths = getattr(models.student, self.feature.width), getattr(teacher, self.feature.width)
+        widths = models.student.size(self.feature.width), teacher.size(self.feature.width)
         make = named.get(self.align.name) or bind(self.align, ALIGNERS, "aligner")
         self.aligner = make(*widths, count)
         if isinstance(self.aligner, Filters) and self.side != "decoder":
@@ -119,7 +115,7 @@ class Match(Objective):
             )
         self._check_teacher_side()
         places = [[self.layers.teacher.index(t) for t in group] for group in groups]
-        self.blend = self.make_blend(getattr(teacher, self.feature.width), places)
+        self.blend = self.make_blend(teacher.size(self.feature.width), places)
 
     def _check_teacher_side(self) -> None:
         """Where a student layer meets several teacher layers, an aligner of pairs would drop some."""
@@ -164,7 +160,7 @@ class Match(Objective):
 
     def _asked_heads(self, width: int) -> int | None:
         """How many heads the recipe wants: it says so, or how wide one of the teacher's is."""
-        heads, size = self.asked.get("heads"), self.asked.get("size")
+        heads, size = self.feature.options.get("heads"), self.feature.options.get("size")
         if size is None:
             return heads
         if heads is not None:
@@ -229,7 +225,7 @@ class Match(Objective):
             right = self.blend(list(left), list(right))
         if self.feature.rows == "example":
             layers = self.distance(_together(left), _together(right))
-        elif self.feature is scores:  # a number is a row there
+        elif self.feature.function is scores.function:  # a number is a row there
             masks = self._shared_rows(student, teacher) or [mask] * len(left)
             layers = torch.stack([per_example(self.distance(a, b), m) for a, b, m in zip(left, right, masks)])
         else:
