@@ -60,7 +60,7 @@ def main() -> None:
     steps.updating_at_once = lambda *given: None  # an optimiser on a CPU has no state yet
     step = steps.Step(module, Stage("distil", {"labels": {}}, steps=4), world("bf16"), examples().on("cpu"))
     steps.prime(step.optimizer)
-    step.one_pass = make(step.optimizer, step.half)
+    step.one_pass = make(step.optimizer, step.half, step.direct)
     for pieces in (1, 2):
         run(step, module, 1, pieces)
     print(*sorted(done), sep="\n")

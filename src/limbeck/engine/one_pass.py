@@ -1,7 +1,8 @@
 """AdamW in one pass over memory: weights, both moments and the weights' bf16 copies, from bf16 gradients.
 
 An update is bound by memory. Done by torch, gradients are first copied to fp32, then read twice, and the new weights
-are read again to be copied. Here each number is read once and written once, and a step of a small batch notices.
+are read again to be copied. Here each number is read once and written once, and a step of a small batch notices. So it
+does of aligners, which have no copies: torch gives a few small weights to a few of a GPU's processors.
 """
 
 import math
@@ -16,31 +17,51 @@ from torch import Tensor
 from limbeck import kernels
 
 BLOCK = 4096  # numbers that one program updates
+ALIGNED = 4  # numbers of four bytes that a wide load takes
 
 
 class Place(NamedTuple):
     """A weight, all that goes with it, and its group of the optimiser."""
 
     weight: Tensor
-    copy: Tensor  # bf16
-    gradient: Tensor  # of one backward, bf16
-    sum: Tensor  # of several, fp32
+    copy: Tensor | None  # bf16
+    gradient: Tensor | None  # of one backward, bf16
+    sum: Tensor  # of several, fp32; without a copy, of one as well
     group: dict[str, Any]
+
+
+class Gathered:
+    """The gradients that autograd leaves at these weights, one after another."""
+
+    def __init__(self, weights: Sequence[Tensor]) -> None:
+        self.weights = list(weights)
+        spaces = [-(-weight.numel() // ALIGNED) * ALIGNED for weight in weights]
+        self.flat = torch.zeros(sum(spaces), device=weights[0].device)
+        cut = zip(self.flat.split(spaces), weights)
+        self.parts = [space[: weight.numel()].view_as(weight) for space, weight in cut]
+
+    def gather(self) -> Tensor:
+        """Copy them; of a weight that has none, zeros."""
+        found = [(part, weight.grad) for part, weight in zip(self.parts, self.weights) if weight.grad is not None]
+        if len(found) < len(self.parts):
+            self.flat.zero_()
+        if found:
+            torch._foreach_copy_(*map(list, zip(*found)))  # pyright: ignore
+        return self.flat
 
 
 class OnePass:
     """Updates these weights as the optimiser would, whose state it uses; the optimiser itself must not move them."""
 
-    def __init__(self, optimizer: torch.optim.AdamW, places: Sequence[Place]) -> None:
-        self.optimizer, self.places = optimizer, list(places)
+    def __init__(self, optimizer: torch.optim.AdamW, places: Sequence[Place], gathered: Gathered | None = None) -> None:
+        self.optimizer, self.places, self.gathered = optimizer, list(places), gathered
         device = places[0].weight.device
         sizes = [place.weight.numel() for place in places]
-        chunks = [(i, start) for i, size in enumerate(sizes) for start in range(0, size, BLOCK)]
-        whole = [chunk for chunk in chunks if chunk[1] + BLOCK <= sizes[chunk[0]]]
-        ends = [chunk for chunk in chunks if chunk[1] + BLOCK > sizes[chunk[0]]]
-        self.chunks = [
-            (torch.tensor(found, device=device), full) for found, full in ((whole, True), (ends, False)) if found
-        ]
+        alike: dict[tuple[bool, bool], list[tuple[int, int]]] = {}
+        for i, (place, size) in enumerate(zip(places, sizes)):
+            for start in range(0, size, BLOCK):
+                alike.setdefault((place.copy is not None, start + BLOCK <= size), []).append((i, start))
+        self.chunks = [(torch.tensor(found, device=device), *how) for how, found in alike.items()]
         self.decays = torch.tensor([place.group["weight_decay"] for place in places], device=device)
         (beta1, beta2), eps = optimizer.defaults["betas"], optimizer.defaults["eps"]
         logs = {"LOG1": math.log(beta1), "LOG2": math.log(beta2)}
@@ -55,23 +76,29 @@ class OnePass:
         rows = []
         for place, state in zip(self.places, states):
             read = (place.weight, state["exp_avg"], state["exp_avg_sq"], place.copy, place.gradient, place.sum)
-            rows.append([*(tensor.data_ptr() for tensor in (*read, place.group["lr"])), place.weight.numel()])
+            at = (0 if tensor is None else tensor.data_ptr() for tensor in (*read, place.group["lr"]))
+            rows.append([*at, place.weight.numel()])
         self.table.copy_(torch.tensor(rows))
+
+    def gather(self) -> list[Tensor]:
+        """Bring along the gradients that autograd left: one tensor, or none where all weights have copies."""
+        return [self.gathered.gather()] if self.gathered else []
 
     def __call__(self, factor: Tensor, *, summed: bool) -> None:
         """Update all weights by their gradients times a factor; by their sums, where a batch came in pieces."""
         torch._foreach_add_(self.steps, 1)  # pyright: ignore
         given = (self.decays, self.steps[0], factor)
-        for chunks, full in self.chunks:
+        for chunks, copied, full in self.chunks:
             launch = kernels.grid(update, len(chunks))
-            launch(self.table, chunks, *given, SUMMED=summed, FULL=full, BLOCK=BLOCK, **self.constants)
+            how = {"SUMMED": summed or not copied, "COPIED": copied, "FULL": full}
+            launch(self.table, chunks, *given, **how, BLOCK=BLOCK, **self.constants)
 
 
 @triton.jit
 def update(
     table, chunks, decays, step, factor,
     BETA1: tl.constexpr, BETA2: tl.constexpr, LOG1: tl.constexpr, LOG2: tl.constexpr, EPS: tl.constexpr,
-    SUMMED: tl.constexpr, FULL: tl.constexpr, BLOCK: tl.constexpr,
+    SUMMED: tl.constexpr, COPIED: tl.constexpr, FULL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One program: some numbers of one weight."""
     entry = tl.load(chunks + 2 * tl.program_id(0))
@@ -82,7 +109,6 @@ def update(
     weights = tl.multiple_of(tl.load(row).to(tl.pointer_type(tl.float32)), 16) + at
     firsts = tl.multiple_of(tl.load(row + 1).to(tl.pointer_type(tl.float32)), 16) + at
     seconds = tl.multiple_of(tl.load(row + 2).to(tl.pointer_type(tl.float32)), 16) + at
-    copies = tl.multiple_of(tl.load(row + 3).to(tl.pointer_type(tl.bfloat16)), 16) + at
     rate = tl.load(tl.load(row + 6).to(tl.pointer_type(tl.float32)))
     if SUMMED:
         gradient = tl.load(tl.multiple_of(tl.load(row + 5).to(tl.pointer_type(tl.float32)), 16) + at, inside)
@@ -101,4 +127,6 @@ def update(
     tl.store(firsts, first, inside)
     tl.store(seconds, second, inside)
     tl.store(weights, weight, inside)
-    tl.store(copies, weight.to(tl.bfloat16), inside)
+    if COPIED:
+        copies = tl.multiple_of(tl.load(row + 3).to(tl.pointer_type(tl.bfloat16)), 16) + at
+        tl.store(copies, weight.to(tl.bfloat16), inside)

@@ -76,13 +76,13 @@ class Step:
         # DDP and recomputed blocks know the weights themselves, so with them these are cast by autocast instead.
         halves = alone and self.half_products and not recomputed
         self.half = Half(distiller, own_products=not compiled) if halves else None
+        copied = {id(weight) for weight in distiller.student.parameters()} if self.half else set()
+        self.direct = [p for p in self.parameters if id(p) not in copied]  # these get their gradients from autograd
         own = kernels.run_on(distiller.student.device)
-        self.one_pass = updating_at_once(self.optimizer, self.half) if self.half and own else None
+        self.one_pass = updating_at_once(self.optimizer, self.half, self.direct) if self.half and own else None
         if self.half and not self.one_pass:
             self.half.give_gradients()
         self.unclipped = torch.ones((), device=device)
-        copied = {id(weight) for weight in distiller.student.parameters()} if self.half else set()
-        self.direct = [p for p in self.parameters if id(p) not in copied]  # these get their gradients from autograd
         self.compiled = Compiled([distiller.tap, *live_taps(distiller)]) if compiled else None
         above = light_teacher(distiller) if self.half and not compiled else None
         self.above = Swapped(swift_forwards(above) if above else {})
@@ -176,12 +176,12 @@ class Step:
         if self.sharded:
             average(self.parameters)
         if self.half and self.one_pass:
-            own = [parameter.grad for parameter in self.direct if parameter.grad is not None]
-            gradients = self.half.sum if summed else self.half.made
-            self.one_pass(clip_together(gradients, own, self.clip) if self.clip else self.unclipped, summed=summed)
-        elif self.clip:
+            gradients = [self.half.sum if summed else self.half.made, *self.one_pass.gather()]
+            self.one_pass(shortening(gradients, self.clip) if self.clip else self.unclipped, summed=summed)
+            return
+        if self.clip:
             (clip if self.sharded else nn.utils.clip_grad_norm_)(self.parameters, self.clip)
-        self.optimizer.step()  # of those that have a gradient of their own
+        self.optimizer.step()
 
     def _load(self, ids: np.ndarray, length: Length) -> Tensor:
         self.tokens.fetch(ids, length)
@@ -229,23 +229,24 @@ def swift_forwards(teacher: PreTrainedModel) -> dict[nn.Module, Callable[..., Te
     return made
 
 
-def updating_at_once(optimizer: torch.optim.AdamW, half: Half) -> "OnePass | None":
-    """What updates weights, moments and copies in one pass; None where nothing trains, or weights do not lie as it
-    takes for granted."""
-    if not (half.trained and all(_plain(weight) for weight in half.trained.values())):
+def updating_at_once(optimizer: torch.optim.AdamW, half: Half, direct: Sequence[Tensor]) -> "OnePass | None":
+    """What updates weights, moments and copies in one pass, and those that get their gradients from autograd as well;
+    None where no student trains, or weights do not lie as it takes for granted."""
+    if not half.trained or not all(map(_plain, [*half.trained.values(), *direct])):
         return None
-    from limbeck.engine.one_pass import OnePass, Place
+    from limbeck.engine.one_pass import Gathered, OnePass, Place
 
     groups = {id(weight): group for group in optimizer.param_groups for weight in group["params"]}
     copies = {name: part for leaf in half.leaves for name, part in leaf.copies().items()}
     made = {name: part for leaf in half.leaves for name, part in leaf.gradients().items()}
-    return OnePass(
-        optimizer,
-        [
-            Place(weight, copies[name].detach(), made[name], half.gradients[name], groups[id(weight)])
-            for name, weight in half.trained.items()
-        ],
-    )
+    places = [
+        Place(weight, copies[name].detach(), made[name], half.gradients[name], groups[id(weight)])
+        for name, weight in half.trained.items()
+    ]
+    gathered = Gathered(direct) if direct else None
+    if gathered:
+        places += [Place(w, None, None, part, groups[id(w)]) for w, part in zip(direct, gathered.parts)]
+    return OnePass(optimizer, places, gathered)
 
 
 def _plain(weight: Tensor) -> bool:
@@ -253,15 +254,10 @@ def _plain(weight: Tensor) -> bool:
     return weight.dtype == torch.float32 and weight.is_contiguous() and weight.data_ptr() % 16 == 0
 
 
-def clip_together(gradients: Tensor, others: list[Tensor], most: float) -> Tensor:
-    """Shorten gradients that together are longer than `most`: the others here, the first by the factor returned."""
-    whole = torch.linalg.vector_norm(gradients, dtype=torch.float32)
-    if others:
-        whole = torch.stack([whole, *torch._foreach_norm(others)]).norm()  # pyright: ignore
-    factor = (most / (whole + 1e-6)).clamp_max(1.0)
-    if others:
-        torch._foreach_mul_(others, factor)  # pyright: ignore
-    return factor
+def shortening(gradients: Sequence[Tensor], most: float) -> Tensor:
+    """The factor that makes gradients no longer, all together, than `most`."""
+    norms = torch.stack([torch.linalg.vector_norm(one, dtype=torch.float32) for one in gradients])
+    return (most / (norms.norm() + 1e-6)).clamp_max(1.0)
 
 
 def live_taps(distiller: Distiller) -> list[Tap]:
