@@ -1,6 +1,6 @@
 """Where a step's time goes on the GPU: kernels by total time, how many there are, and the gaps between them.
 
-python benchmarks/profile_step.py --recipe kd --length 64 --batch 32
+python benchmarks/profile_step.py --recipe kd --length 64 --batch 32 --cached
 """
 
 import argparse
@@ -20,9 +20,10 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--rows", type=int, default=25)
+    parser.add_argument("--cached", action="store_true", help="the teacher's answers are looked up")
     args = parser.parse_args()
     data = examples(lengths_of(args.length, None, args.steps * args.batch))
-    work = Workload(args.recipe, teacher(), data, args.batch, accelerator=open_world())
+    work = Workload(args.recipe, teacher(), data, args.batch, accelerator=open_world(), cached=args.cached)
     for _ in range(2):
         work.run()
     torch.cuda.synchronize()

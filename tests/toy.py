@@ -207,10 +207,11 @@ def losses(run: Path) -> list[dict]:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """For a process of its own: limbeck from this tree, one thread, no network."""
+    """For a process of its own: limbeck from this tree, one thread, no network, no GPU, which several would share."""
     return {
         **{name: value for name, value in os.environ.items() if name not in ("WORLD_SIZE", "RANK", "LOCAL_RANK")},
-        "PYTHONPATH": str(ROOT / "src"),
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT / "src"), os.environ.get("PYTHONPATH")))),
+        "CUDA_VISIBLE_DEVICES": "",
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
