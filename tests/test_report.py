@@ -126,6 +126,14 @@ def test_page_and_card_tell_of_a_student_that_could_give_one_answer(tmp_path, fl
     assert (told in model_card(RECIPE, scores, [])) == warned
 
 
+@pytest.mark.parametrize(("teacher", "told"), [(50.0, "teacher"), (70.0, "student"), (None, "student")])
+def test_a_teacher_that_could_give_one_answer_is_told_first(tmp_path, teacher, told):
+    scores = {**SCORES, "single_answer": 60.0, "teacher": teacher, "student": 55.0}
+    card = model_card(RECIPE, scores, [])
+    assert ("the teacher has no more than that: it does not know this task." in card) == (told == "teacher")
+    assert ("this student has learnt nothing yet." in card) == (told == "student")
+
+
 def test_the_page_of_several_runs_compares_them(several, tmp_path):
     html = write_report(several, tmp_path / "new" / "report.html").read_text()
     tags = Tags(html).found

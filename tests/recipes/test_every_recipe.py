@@ -87,8 +87,10 @@ def test_trains_on_every_family(recipe, family, tmp_path):
     scores = assert_left(run, recipe)
     assert scores["metric"] == "accuracy"
     assert scores["split"] == scores["selected_on"] == "dev"
-    warned = "learnt nothing" in (run.folder / "log.txt").read_text("utf8")
-    assert warned == (scores["student"] <= scores["single_answer"])
+    said, floor = (run.folder / "log.txt").read_text("utf8"), scores["single_answer"]
+    weak = scores["teacher"] is not None and scores["teacher"] <= floor
+    assert ("does not know this task" in said) == weak
+    assert ("learnt nothing" in said) == (scores["student"] <= floor and not weak)
     has_teacher = recipe != "finetune"
     assert set(scores["params"]) == set(scores["metrics"]) == {"teacher", "student"}
     assert (scores["params"]["teacher"] is not None) == bool(scores["metrics"]["teacher"]) == has_teacher

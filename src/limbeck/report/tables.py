@@ -29,14 +29,20 @@ def cells(scores: Scores) -> dict[str, str]:
 
 
 def nothing_learnt(scores: Scores) -> str | None:
-    """A word on a student that does no better than one that reads nothing, whatever share of the teacher's it keeps."""
-    floor, student = scores.get("single_answer"), scores.get("student")
-    if floor is None or student is None or student > floor:
+    """A word on a model that does no better than one that reads nothing: the teacher, or else the student, whatever
+    share of the teacher's score it keeps."""
+    floor, teacher, student = (scores.get(name) for name in ("single_answer", "teacher", "student"))
+    if floor is None:
         return None
-    return (
-        f"The same answer for every example would have {scores['metric']} {floor:.2f}: this student has learnt nothing "
-        "yet. Train longer, or with another learning rate."
-    )
+    said = f"The same answer for every example would have {scores['metric']} {floor:.2f}"
+    if teacher is not None and teacher <= floor:
+        return (
+            f"{said}, and the teacher has no more than that: it does not know this task. Was it trained on such texts, "
+            "with these labels in this order (--labels) and as many tokens (--max-length)?"
+        )
+    if student is not None and student <= floor:
+        return f"{said}: this student has learnt nothing yet. Train longer, or with another learning rate."
+    return None
 
 
 def comparison(rows: Sequence[Scores]) -> Table:
