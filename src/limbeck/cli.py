@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -352,7 +352,7 @@ def evaluate(
     from limbeck.compare import compare, shown
     from limbeck.data.spec import DataSpec
 
-    rows = compare(model, DataSpec.named(**asdict(data)), predictions)
+    rows = compare(model, DataSpec.named(**asdict(data)), predictions, partial(error.print, markup=False))
     out.print_json(data=rows) if as_json else out.print(shown(rows), soft_wrap=False, crop=False)
 
 

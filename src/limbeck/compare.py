@@ -1,6 +1,7 @@
 """Models side by side: every metric, size, latency, and agreement with the first of them."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from transformers import PreTrainedModel
 
 from limbeck import architectures, efficiency, evaluation, models
 from limbeck.data.corpus import Corpus
-from limbeck.data.encoding import Encoded, encode
+from limbeck.data.encoding import Encoded, cut, encode
 from limbeck.data.kinds import KINDS
 from limbeck.data.label_order import align
 from limbeck.data.loading import load
@@ -22,8 +23,11 @@ from limbeck.folder import check_file, write_text
 from limbeck.report.tables import count
 
 
-def compare(names: list[str], data: DataSpec, predictions: Path | None = None) -> list[dict[str, Any]]:
-    """A row a model: scores of every split, size, milliseconds a forward (taken in turns), agreement with the first."""
+def compare(
+    names: list[str], data: DataSpec, predictions: Path | None = None, say: Callable[[str], None] = lambda line: None
+) -> list[dict[str, Any]]:
+    """A row a model: scores of every split, size, milliseconds a forward (taken in turns), agreement with the first.
+    What was read, and how, is said."""
     if predictions:
         check_file(predictions, "--predictions")
     data = models.with_kind(data, names[0])
@@ -35,12 +39,19 @@ def compare(names: list[str], data: DataSpec, predictions: Path | None = None) -
         )
     device = "cuda" if torch.cuda.is_available() else "cpu"
     loaded = {name: models.load_model(name).to(device) for name in names}  # type: ignore[arg-type]
+    read, notes = {}, list(corpus.notes)
+    for name, model in loaded.items():
+        task, splits, said = _read(name, model, corpus, data)
+        if kind.vocabulary and name != names[0]:
+            models.check_vocabulary(models.load_tokenizer(names[0]), name, model.config)
+        read[name] = task, splits
+        notes += said
+    for note in dict.fromkeys(notes):  # all of it, once nothing can be wrong any more
+        say(note)
     rows, answers, batches = [], [], {}
     first: dict[str, Any] = {}  # what the first model answers, by split
     for name, model in loaded.items():
-        task, splits = _read(name, model, corpus, data)
-        if kind.vocabulary and name != names[0]:
-            models.check_vocabulary(models.load_tokenizer(names[0]), name, model.config)
+        task, splits = read[name]
         row: dict[str, Any] = {"model": name, "scores": {}, "agreement": {}}
         for split, encoded in splits.items():
             logits, right = evaluation.predict(model, encoded), encoded.right
@@ -63,19 +74,25 @@ def compare(names: list[str], data: DataSpec, predictions: Path | None = None) -
     return rows
 
 
-def _read(name: str, model: PreTrainedModel, corpus: Corpus, data: DataSpec) -> tuple[Task, dict[str, Encoded]]:
-    """The task with labels in the model's order, and the tokens that the model reads of every split."""
+def _read(
+    name: str, model: PreTrainedModel, corpus: Corpus, data: DataSpec
+) -> tuple[Task, dict[str, Encoded], list[str]]:
+    """The task with labels in the model's order, the tokens that the model reads of every split, and what to say."""
     models.check_kind(model, corpus.task, name)
     tokenizer = models.load_tokenizer(name)
     models.adopt_padding(model, tokenizer)
-    aligned, _ = align(corpus, dict(enumerate(models.label_names(model))), name)
+    aligned, said = align(corpus, dict(enumerate(models.label_names(model))), name)
     kind, columns = KINDS[aligned.task.kind], architectures.inputs(model)
     wanted = kind.length if data.max_length is None else data.max_length
-    longest = models.longest_input(model.config, tokenizer, wanted)
-    return aligned.task, {
+    longest, most = (models.longest_input(model.config, tokenizer, n) for n in (wanted, models.MOST))
+    splits = {
         split: encode(examples, tokenizer, columns, longest, kind, stride=data.stride)
         for split, examples in aligned.evals.items()
     }
+    notes = [] if kind.packed else [said]
+    for split, examples in aligned.evals.items():
+        notes += cut(examples, splits[split], longest, most)
+    return aligned.task, splits, notes
 
 
 def shown(rows: list[dict[str, Any]]) -> Table:

@@ -8,7 +8,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from limbeck import architectures, models
 from limbeck.data import kinds
 from limbeck.data.corpus import Corpus, RunningText, Split
-from limbeck.data.encoding import Encoded, encode
+from limbeck.data.encoding import Encoded, cut, encode
 from limbeck.data.label_order import align
 from limbeck.data.loading import load, load_inputs
 from limbeck.data.masking import Masking
@@ -252,18 +252,18 @@ def _encoded(
     evaluated on; and how many an example may have."""
     kind = kinds.KINDS[corpus.task.kind]
     wanted = kind.length if asked.data.max_length is None else asked.data.max_length
-    longest = min(models.longest_input(model.config, tokenizer, wanted) for model in both)
+    longest, most = (min(models.longest_input(m.config, tokenizer, n) for m in both) for n in (wanted, models.MOST))
     columns = {column for model in both for column in architectures.inputs(model)}
 
     def encoded(split: Split | RunningText) -> Encoded:
-        return encode(split, tokenizer, columns, longest, kind, stride=asked.data.stride)
+        found = encode(split, tokenizer, columns, longest, kind, stride=asked.data.stride)
+        notes.extend(cut(split, found, longest, most))
+        return found
 
     texts = _training(corpus)
     train = encoded(texts)
     if isinstance(texts, Split) and len(train) > len(texts):
         notes.append(f"train: {len(texts)} examples make {len(train)} windows of at most {longest} tokens")
-    if longest < wanted and train.lengths.max() == longest:
-        notes.append(f"longer texts are cut at {longest} tokens, the most these models take")
     evals = {name: encoded(split) for name, split in corpus.evals.items()}
     others, plain = {}, kinds.KINDS["classification"]
     for index, stage in enumerate(asked.recipe.stages):

@@ -314,9 +314,12 @@ def test_pages(chain):
 
 
 def test_evaluate_shows_a_table(limbeck):
-    said = limbeck(
-        "evaluate", toy.teacher("bert"), toy.teacher("distilbert"), *toy.options(eval=toy.data()["eval"])
-    ).out
+    shown = limbeck(
+        "evaluate", toy.teacher("bert"), toy.teacher("distilbert"), *toy.options(eval=toy.data()["eval"], max_length=8)
+    )
+    said, beside = shown.out, shown.err
+    for part in ("guessed by name", "have 8 tokens: what is longer is cut there"):
+        assert beside.count(part) == 1
     for part in ("accuracy", "matthews", "agreement", "speed-up", "1.00×", "100.0"):
         assert part in said
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from limbeck.data import encoding
 from limbeck.data.corpus import Split
-from limbeck.data.encoding import encode
+from limbeck.data.encoding import cut, encode
 from limbeck.data.grammar import build_tokenizer
 from limbeck.errors import LimbeckError
 
@@ -114,3 +114,21 @@ def test_a_length_beyond_the_models_is_told():
     tokenizer.model_max_length = 64
     with pytest.raises(LimbeckError, match=r"length of 128 tokens is asked for.*at most 64"):
         encode(Split("dev", ["the fox"], None, None), tokenizer, COLUMNS, 128)
+
+
+CUT = "dev: 2 of 3 examples have 4 tokens: what is longer is cut there"
+
+
+@pytest.mark.parametrize(
+    ("longest", "most", "said"),
+    [
+        (4, 512, f"{CUT} (--max-length; the models take up to 512)"),
+        (4, 10**30, f"{CUT} (--max-length; the models take any number)"),
+        (4, 4, CUT),
+        (16, 512, None),
+    ],
+)
+def test_cut_texts_are_counted(longest, most, said):
+    split = Split("dev", ["the fox", "the", "the fox beat the hen"], None, None)
+    encoded = encode(split, build_tokenizer(WORDS), COLUMNS, longest)
+    assert cut(split, encoded, longest, most) == ([said] if said else [])

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 # Texts a tokenizer call: its Python lists take some forty times the memory of the int32 columns they become.
 _CHUNK = 8192
 
+UNBOUNDED = 10**6  # a number of tokens, from which on there is no limit to speak of
+
 
 @dataclass(frozen=True)
 class Encoded:
@@ -150,6 +152,18 @@ def encode(
         targets=targets,
         tokenizer=tokenizer if kind.writes else None,
     )
+
+
+def cut(split: Split | RunningText, encoded: Encoded, longest: int, most: int) -> list[str]:
+    """A line on texts that are cut at `longest` tokens, if there may be any, where models take `most`. Windows of a
+    text are no cuts."""
+    if isinstance(split, RunningText) or len(encoded) != len(split):
+        return []
+    full = int((encoded.lengths.reshape(len(encoded), -1).max(1) >= longest).sum())
+    taken = f"up to {most}" if most < UNBOUNDED else "any number"
+    more = f" (--max-length; the models take {taken})" if most > longest else ""
+    said = f"{split.name}: {full} of {len(split)} examples have {longest} tokens: what is longer is cut there{more}"
+    return [said] if full else []
 
 
 def _end_to_end(
