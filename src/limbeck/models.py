@@ -1,13 +1,15 @@
 """Models and tokenizers, from a hub id, a folder or a run folder; always fp32, always safetensors."""
 
 import copy
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoTokenizer,
@@ -20,9 +22,12 @@ from transformers.utils import logging
 from limbeck import architectures
 from limbeck.data import kinds
 from limbeck.data.label_order import is_generic
+from limbeck.data.labels import keys
 from limbeck.data.spec import DataSpec
-from limbeck.data.tasks import Task, plain
+from limbeck.data.tasks import Task
 from limbeck.errors import LimbeckError, did_you_mean
+
+MOST = sys.maxsize  # tokens: as many as a model takes
 
 
 def locate(name: str) -> str:
@@ -59,16 +64,37 @@ def load_model(name: str, task: Task | None = None) -> PreTrainedModel:
         )
     labels = label_options(task) if fresh and task else {}
 
-    def read(place: str) -> PreTrainedModel:
+    def read(place: str) -> tuple[PreTrainedModel, dict[str, Any]]:
         # A half-precision file would otherwise be trained in half precision, and learn nothing.
         options = labels | architectures.made_with(config)
         return architectures.auto_class(own or wanted).from_pretrained(
-            place, dtype=torch.float32, use_safetensors=True, trust_remote_code=False, **options
+            place,
+            dtype=torch.float32,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            **options,
         )
 
-    model = _loaded(name, read)
+    model, told = _loaded(name, read)
     architectures.family(model)
+    _check_whole(name, model, told, new_head=fresh or wanted.bare)
     return model
+
+
+def _check_whole(name: str, model: PreTrainedModel, told: Mapping[str, Any], *, new_head: bool) -> None:
+    """Every weight was in the file, but for those of a head that is made anew: transformers draws the others."""
+    heads = tuple(architectures.head(model)) if new_head else ()
+    drawn = [weight for weight, _ in model.named_parameters() if weight in told["missing_keys"]]
+    if new_head:
+        drawn = [weight for weight in drawn if weight.startswith(architectures.base_path(model))]
+    if drawn := [weight for weight in drawn if not weight.startswith(heads)]:
+        others = f"; in their stead there is {min(told['unexpected_keys'])}" if told["unexpected_keys"] else ""
+        raise LimbeckError(
+            f'"{name}" lacks {len(drawn)} of the weights of a {type(model).__name__}, such as {drawn[0]}{others}. They '
+            "would be drawn at random. Save the whole model, under the names that transformers gives its weights: "
+            "model.save_pretrained(FOLDER)."
+        )
 
 
 def with_kind(data: DataSpec, name: str | None) -> DataSpec:
@@ -115,7 +141,7 @@ def fits_labels(model: PreTrainedModel, task: Task) -> bool:
         return kinds.of(model).name == wanted
     names = label_names(model)
     generic = is_generic(dict(enumerate(names)))
-    same = generic or sorted(map(plain, names)) == sorted(map(plain, task.labels))
+    same = generic or sorted(keys(names, names)) == sorted(keys(task.labels, names))
     return len(names) == len(task.labels) and same
 
 
@@ -146,8 +172,8 @@ def adopt_labels(model: PreTrainedModel, task: Task, owner: str) -> None:
     if not kinds.KINDS[task.kind].named:
         return
     if not is_generic(dict(enumerate(names))):
-        at = {plain(name): i for i, name in enumerate(names)}
-        order = [at[plain(name)] for name in task.labels]
+        at = {key: i for i, key in enumerate(keys(names, names))}
+        order = [at[key] for key in keys(task.labels, names)]
         output = architectures.output_map(model)
         with torch.no_grad():
             output.weight.copy_(output.weight[order])
@@ -252,12 +278,17 @@ def _loaded(name: str, read: Callable[[str], Any]) -> Any:
     try:
         with quiet():
             return read(locate(name))
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         beside = Path(name).parent
         if name.count("/") == 1 and beside.is_dir() and not Path(name).exists():
             folders = [str(place) for place in sorted(beside.iterdir()) if place.is_dir()]
             reason = f'there is no folder "{name}".{did_you_mean(name, folders)} As a hub id: {reason}'
+        if any(Path(name).glob("*.bin")) and not any(Path(name).glob("*.safetensors")):
+            reason = (
+                "its weights are pickled (.bin), and unpickling can run any code. If you trust it, load it with "
+                "transformers once and save it again: model.save_pretrained(FOLDER)."
+            )
         raise LimbeckError(
             f'"{name}" could not be loaded: {reason} Give a folder with config.json, tokenizer and model.safetensors, '
             "a run folder, or the id of a model on the hub."

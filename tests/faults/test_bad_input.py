@@ -1,10 +1,12 @@
 """A user's mistake is one paragraph and exit status 2, and nothing is written; a failure is one line and status 1."""
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from limbeck import LimbeckError, Pace, cli, compare, distill, evaluation, models, prepare
 from limbeck.data import grammar
@@ -343,6 +345,66 @@ def test_teacher_without_weights_or_tokenizer(limbeck, tmp_path):
                 (folder / path.name).write_bytes(path.read_bytes())
         status, said = limbeck("distill", "kd", *asked(tmp_path / "run", teacher=folder))
         assert_taught(status, said, [str(folder), missing.partition(".")[0]], tmp_path / "run")
+
+
+def changed_file(folder, change):
+    """A copy of a teacher, whose file of weights is changed."""
+    copy = Path(shutil.copytree(toy.teacher("bert"), folder))
+    weights = load_file(copy / "model.safetensors")
+    change(weights)
+    save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
+    return copy
+
+
+@pytest.mark.parametrize("command", [("distill", "kd"), ("evaluate",)])
+def test_teacher_that_lacks_weights(command, limbeck, tmp_path):
+    """transformers would draw them at random, and say so in a warning among others."""
+
+    def rename(weights):
+        weights["bert.encoder.layers.1.output.dense.weight"] = weights.pop("bert.encoder.layer.1.output.dense.weight")
+
+    broken = changed_file(tmp_path / "broken", rename)
+    words = (
+        asked(tmp_path / "run", teacher=broken) if command[0] == "distill" else [broken, "--eval", toy.data()["eval"]]
+    )
+    status, said = limbeck(*command, *words)
+    there = ["lacks 1 of the weights of a BertForSequenceClassification", "bert.encoder.layer.1.output.dense.weight"]
+    assert_taught(status, said, [*there, "bert.encoder.layers.1.output.dense.weight", "save_pretrained"])
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_without_its_classifier_is_whole_where_one_is_made_anew(limbeck, tmp_path):
+    body = toy.save(toy.model("bert").bert, tmp_path / "body", bare=True)
+    toy.tokenizer().save_pretrained(body)
+    words = ["finetune", "--model", body, "--out", tmp_path / "run", "--epochs", 1, "--quiet"]
+    status, said = limbeck(*words, *toy.options(**toy.data()))
+    assert (status or 0, said) == (0, "")
+    status, said = limbeck("distill", "kd", *asked(tmp_path / "other", teacher=body))
+    assert_taught(status, said, ["no classifier of its own"])
+
+
+def test_teacher_whose_file_is_cut_off(limbeck, tmp_path):
+    copy = Path(shutil.copytree(toy.teacher("bert"), tmp_path / "cut"))
+    whole = (copy / "model.safetensors").read_bytes()
+    (copy / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    status, said = limbeck("distill", "kd", *asked(tmp_path / "run", teacher=copy))
+    assert_taught(status, said, ['cut" could not be loaded', "model.safetensors"], tmp_path / "run")
+
+
+def test_teacher_whose_weights_are_pickled(limbeck, tmp_path):
+    copy = Path(shutil.copytree(toy.teacher("bert"), tmp_path / "pickled"))
+    (copy / "model.safetensors").rename(copy / "pytorch_model.bin")
+    status, said = limbeck("distill", "kd", *asked(tmp_path / "run", teacher=copy))
+    assert_taught(status, said, ["pickled (.bin)", "can run any code", "save_pretrained"], tmp_path / "run")
+
+
+def test_numbers_in_one_file_and_words_in_the_other(limbeck, tmp_path):
+    """Which number is which word, nobody said: in alphabetical order half of all students would learn the reverse."""
+    numbers = csv(tmp_path / "numbers.csv", [(text, ("farm", "wild").index(label)) for text, label in ROWS])
+    status, said = limbeck("distill", "kd", *asked(tmp_path / "run", eval=numbers))
+    assert_taught(status, said, ["numbers.csv are numbers", "words (farm, wild)", "--labels"], tmp_path / "run")
+    status, said = limbeck("distill", "kd", *asked(tmp_path / "run", eval=numbers, labels="farm,wild", epochs=1))
+    assert (status or 0, said) == (0, "")
 
 
 def test_regression_and_classification_do_not_mix(limbeck, tmp_path):

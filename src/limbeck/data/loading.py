@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from limbeck.data.columns import Columns, Rows, Table, choose, extract
+from limbeck.data.columns import Columns, Rows, Table, choose, extract, is_number
 from limbeck.data.corpus import Corpus, RunningText, Split
 from limbeck.data.files import SUFFIXES, read
 from limbeck.data.glue import read_task, split_files
@@ -33,6 +33,8 @@ def load(spec: DataSpec, *, train: bool = True, labelled: bool = True) -> Corpus
     kind = _kind(spec, named, tables)
     rows, notes = _rows(tables, spec, named, labelled, kind)
     task, allowed_by = _task(spec, named, rows, kind)
+    if named is None and spec.labels is None:
+        _check_numbers(rows, task)
     splits = {name: _split(name, part, task, allowed_by) for name, part in rows.items()}
     trained = splits.pop("train", None)
     if trained is not None:
@@ -257,6 +259,19 @@ def _check_names(labels: tuple[str, ...], kind: Kind | None, name: str) -> None:
 
 def _own_task(name: str, kind: Kind, labels: tuple[str, ...], values: list) -> Task:
     return Task(name, kind.name, labels, kind.usual_metrics(labels, values))
+
+
+def _check_numbers(rows: dict[str, Rows], task: Task) -> None:
+    """Numbers name words where somebody says in which order; where these are but words of another file, nobody does."""
+    if task.kind != "classification" or any(part.classes for part in rows.values()):
+        return
+    for part in rows.values():
+        if part.values and all(map(is_number, part.values)) and not any(map(is_number, task.labels)):
+            raise LimbeckError(
+                f"the labels of {part.origin} are numbers, those of the files before it words "
+                f"({', '.join(task.labels)}): which number is which? Name the words in the order of the numbers, from "
+                "0 on, with --labels, or write the same labels in all files."
+            )
 
 
 def _split(name: str, rows: Rows, task: Task, allowed_by: str) -> Split:
