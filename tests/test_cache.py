@@ -1,10 +1,12 @@
 """The teacher's cache: the same answers as the teacher, and never somebody else's."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from transformers import ModernBertForTokenClassification
 
 import limbeck
 from limbeck import cache, teachers
@@ -48,7 +50,11 @@ def subset(data: Encoded, ids: list[int]) -> Encoded:
 def built(model, data: Encoded, sites=SITES, folder: Path | None = None, dtype=torch.float32):
     said: list[str] = []
     live = Live(model, sites)
-    tables = cache.build(live.tap, live.features, data, device=CPU, dtype=dtype, folder=folder, say=said.append)
+
+    def asked(fewer):
+        return live.only(fewer).features
+
+    tables = cache.build(live.tap, asked, data, device=CPU, dtype=dtype, folder=folder, say=said.append)
     return tables, said
 
 
@@ -179,6 +185,61 @@ def test_what_does_not_fit_in_memory_goes_to_a_file(monkeypatch, tmp_path):
     assert list(tmp_path.rglob("*.safetensors"))
 
 
+def test_a_disk_without_room_is_not_written_to(monkeypatch, tmp_path):
+    """Where a mapped file finds no room, the system ends the process."""
+    model, data = tiny_model("bert"), examples()
+    size = cache.layouts(Tap(model, [("hidden", 4)]), torch.float32)[0].size(data)
+    monkeypatch.setattr(cache, "budget", lambda device: {"device": 0, "host": 0})
+    for free, places in ((2 * size - 2, []), (2 * size, [("hidden", 4)])):
+        monkeypatch.setattr(cache.shutil, "disk_usage", lambda place, free=free: SimpleNamespace(free=free))
+        tables, said = built(model, data, [("hidden", 4)], tmp_path / str(free))
+        assert [table.layout.site for table in tables] == places
+        assert ("is not cached" in said[0]) == (not places)
+
+
+def test_only_what_is_kept_is_computed(monkeypatch):
+    """Attention, which is not kept, would take more memory than all else, and a deeper site more time."""
+    model, data = tiny_model("bert"), examples()
+    live, asked = Live(model, [("hidden", 1), ("hidden", 4), ("attention", 4)]), []
+    monkeypatch.setattr(cache, "budget", lambda device: {"device": 0, "host": int(data.offsets[-1]) * 32 * 4})
+
+    def asking(sites):
+        asked.extend(sites)
+        return live.only(sites).features
+
+    cache.build(live.tap, asking, data, device=CPU, dtype=torch.float32, folder=None, say=print)
+    assert asked == [("hidden", 1)]
+
+
+def test_models_of_two_kinds_share_nothing(tmp_path):
+    """They may have the same weights by the same names, and say other things with them."""
+    sequence, data = tiny_model("modernbert"), examples(pad=0)
+    tagging = ModernBertForTokenClassification(sequence.config)
+    tagging.load_state_dict(sequence.state_dict())
+    assert "for 23 examples" in built(sequence, data, [("logits", LOGITS)], tmp_path)[1][0]
+    assert "for 23 examples" in built(tagging, data, [("logits", LOGITS)], tmp_path)[1][0]
+
+
+def test_what_lies_on_the_host_is_brought_along(monkeypatch):
+    """As on a GPU that has no room: values go through buffers that stay where they are."""
+    model, data = tiny_model("bert"), examples()
+    monkeypatch.setattr(Cached, "_on_host", lambda self, table: True)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
+    teacher, live, places = cached(model, data), Live(model, SITES), []
+    for ids in ([3, 1, 22], [7, 7, -1]):
+        batch = data.batch(np.array(ids), 40)
+        teacher.fetch(np.array(ids), 40)
+        ours, theirs = teacher.features(**batch), live.features(**batch)
+        real = batch["weight"] > 0
+        assert ours.keys() == theirs.keys() == {site for site, _, _ in teacher.staged}
+        for site in theirs:
+            mask = theirs[site].mask[real]
+            gap = (ours[site].values - theirs[site].values)[real][mask].abs().max()
+            assert gap < 1e-5, site
+        places.append({key: value.data_ptr() for key, value in teacher.staged.items()})
+    assert places[0] == places[1]
+
+
 def test_sizes_are_those_of_the_tables():
     model, data = tiny_model("bert"), examples()
     for table in built(model, data)[0]:
@@ -212,7 +273,7 @@ def test_a_batch_for_computing_has_no_more_tokens_than_fit():
     lengths = [16] * 3 + [4096] * 9
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     data = Encoded({"input_ids": np.zeros(offsets[-1], np.int32)}, offsets, None, {"input_ids": 0})
-    shapes = [(len(ids), length) for ids, length in cache.canonical(data, np.arange(12), 10**18)]
+    shapes = [(len(ids), length) for ids, length in cache.canonical(data, np.arange(12), 10**18, 64)]
     assert shapes == [(64, 16), (8, 4096), (8, 4096)]
 
 
@@ -230,6 +291,7 @@ def test_a_batch_for_computing_has_the_shape_its_examples_lengths_give():
     shapes = []
     for part in (data, subset(data, short)):
         seen.clear()
-        cache.build(live.tap, answer, part, device=CPU, dtype=torch.float32, folder=None, say=lambda line: None)
+        options = {"device": CPU, "dtype": torch.float32, "folder": None, "say": print}
+        cache.build(live.tap, lambda sites: answer, part, **options)
         shapes.append({i: shape for batch in seen for i, shape in batch.items()})
     assert [shapes[0][i] for i in short] == [shapes[1][i] for i in range(len(short))]

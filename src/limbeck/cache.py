@@ -5,6 +5,8 @@ computed in a batch whose shape depends on the example's own length alone, and k
 """
 
 import os
+import shutil
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -21,10 +23,15 @@ from limbeck.store import Layout, Store, Table, example_keys, file_name, fingerp
 from limbeck.taps import Features, Site, Tap
 from limbeck.vocabulary import Predictor
 
-ROWS, TOKENS = 64, 2**15  # of a canonical batch, at most
+ROWS = {
+    "cuda": 512,
+    "cpu": 64,
+}  # of a canonical batch, at most: few would leave a GPU idle, many are fill on small data
+TOKENS = 2**15
 DEVICE_SHARE, HOST_SHARE = 0.4, 0.25  # of the memory that is free
 
 Say = Callable[[str], None]
+Answer = Callable[..., Features]
 
 
 def layouts(tap: Tap, dtype: torch.dtype) -> list[Layout]:
@@ -35,7 +42,7 @@ def layouts(tap: Tap, dtype: torch.dtype) -> list[Layout]:
 
 def build(
     tap: Tap,
-    answer: Callable[..., Features],
+    asked: Callable[[list[Site]], Answer],
     data: Encoded,
     *,
     device: torch.device,
@@ -43,7 +50,8 @@ def build(
     folder: Path | None,
     say: Say,
 ) -> list[Table]:
-    """Tables of every site of `tap` that can be cached and fits: from `folder` where it has them, else by `answer`."""
+    """Tables of every site of `tap` that can be cached and fits: from `folder` where it has them, else from a teacher
+    that is `asked` for these sites alone."""
     wanted = layouts(tap, dtype)
     places = _places([layout.size(data) for layout in wanted], budget(device), folder)
     for layout, place in zip(wanted, places):
@@ -72,7 +80,9 @@ def build(
     if missing.any():
         say(f"the teacher answers once for {int(missing.sum())} examples, to be looked up from then on")
         longest = architectures.positions(tap.model.config)
-        _compute(answer, data, canonical(data, np.flatnonzero(missing), longest), tables, device)
+        answer = asked([table.layout.site for table in tables])
+        batches = canonical(data, np.flatnonzero(missing), longest, ROWS.get(device.type, ROWS["cpu"]))
+        _compute(answer, data, batches, tables, device)
         for table, store in zip(tables, stores):
             store.add(table, data, keys, np.flatnonzero(missing))
     return tables
@@ -96,20 +106,21 @@ def _least(values: np.ndarray, device: torch.device) -> np.ndarray:
     return shared.cpu().numpy()
 
 
-def canonical(data: Encoded, ids: np.ndarray, longest: int) -> Iterator[tuple[np.ndarray, Length]]:
-    """Batches for computing: ids of one bucket, filled, so that an example's length alone gives their shape."""
+def canonical(data: Encoded, ids: np.ndarray, longest: int, most: int) -> Iterator[tuple[np.ndarray, Length]]:
+    """Batches for computing: ids of one bucket, filled, so that an example's length alone gives their shape; no more
+    than `most` rows."""
     alike: dict[Length, list[int]] = {}
     for i, length in zip(ids.tolist(), data.lengths[ids]):
         alike.setdefault(padded(length[None], longest), []).append(i)
     for length, inside in sorted(alike.items()):
-        rows = max(1, min(ROWS, TOKENS // int(np.sum(length))))
+        rows = max(1, min(most, TOKENS // int(np.sum(length))))
         for start in range(0, len(inside), rows):
             chunk = inside[start : start + rows]
             yield np.array(chunk + [FILL] * (rows - len(chunk))), length
 
 
 def _compute(
-    answer: Callable[..., Features],
+    answer: Answer,
     data: Encoded,
     batches: Iterable[tuple[np.ndarray, Length]],
     tables: list[Table],
@@ -136,12 +147,21 @@ def _places(sizes: Iterable[int], left: Mapping[str, int], folder: Path | None) 
     """Where sites of so many bytes find room: on the device first, then on the host, then in a file, if there is a
     folder for it. A site that fits nowhere has no place."""
     left, places = dict(left), []
+    if folder:
+        left["file"] = _disk(folder) // 2  # beside the table there is what is kept for other runs
     for size in sizes:
-        room = next((place for place in ("device", "host") if size <= left[place]), None)
+        room = next((place for place in ("device", "host", "file") if size <= left.get(place, -1)), None)
         if room:
             left[room] -= size
-        places.append(room or ("file" if folder else None))
+        places.append(room)
     return places
+
+
+def _disk(folder: Path) -> int:
+    """The bytes that are free where a folder is, or is to be."""
+    return shutil.disk_usage(
+        next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    ).free
 
 
 def _empty(layout: Layout, data: Encoded, device: torch.device | None, folder: Path | None) -> Tensor:
@@ -153,6 +173,8 @@ def _empty(layout: Layout, data: Encoded, device: torch.device | None, folder: P
     # This run's own, mapped also when its name is gone, and gone with the run; what is shared are stored pieces.
     with NamedTemporaryFile(dir=folder, prefix=".", suffix=".table") as file:
         size = shape[0] * shape[1]
+        if sys.platform == "linux":  # a disk that fills up later would kill the process where it writes to the map
+            os.posix_fallocate(file.fileno(), 0, size * layout.dtype.itemsize)
         return torch.from_file(file.name, shared=True, size=size, dtype=layout.dtype).view(shape)
 
 

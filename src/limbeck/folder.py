@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from limbeck.errors import LimbeckError
 
@@ -76,8 +77,8 @@ def write_json(path: Path, data: Any) -> None:
 
 
 def write_file(path: Path, write: Callable[[Path], object]) -> None:
-    """Have `write` make a file under another name, of this process alone, then put it in place."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """Have `write` make a file under another name, which nobody else has, then put it in place."""
+    temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")  # a process's number may be another machine's too
     temporary.touch()
     mode = temporary.stat().st_mode
     write(temporary)

@@ -11,6 +11,7 @@ from limbeck.data.encoding import Encoded
 from limbeck.errors import LimbeckError
 from limbeck.folder import RunFolder
 from limbeck.prepare import Prepared
+from limbeck.store import add_weights
 
 
 def identity(prepared: Prepared) -> dict[str, Any]:
@@ -57,8 +58,7 @@ def fingerprint(*splits: Encoded) -> str:
 
 
 def weights_fingerprint(model: PreTrainedModel) -> str:
-    """A hash of the first numbers of every weight: enough to tell a model from what it becomes when it is trained."""
-    digest = hashlib.sha256()
-    for name, weight in model.state_dict().items():
-        digest.update(name.encode() + weight.flatten()[:64].cpu().numpy().tobytes())
-    return digest.hexdigest()[:16]
+    """A hash of every weight."""
+    digest = hashlib.blake2b(digest_size=8)
+    add_weights(digest, model)
+    return digest.hexdigest()

@@ -1,7 +1,7 @@
 """Where the teacher's answers lie: tables of one run, and a folder of pieces for others.
 
 A piece is found by a hash of the tokens of its examples and a fingerprint of the teacher, so a wrong or stale entry
-cannot be: other tokens, weights, site, precision or code are another key.
+cannot be: other tokens, weights, kind of model, site, precision or code are another key.
 """
 
 import hashlib
@@ -18,6 +18,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
 
 import limbeck
 from limbeck import architectures
@@ -144,16 +145,22 @@ def example_keys(data: Encoded, columns: Iterable[str]) -> list[str]:
 
 
 def fingerprint(tap: Tap, dtype: torch.dtype) -> str:
-    """A hash of the teacher's weights and settings, of the precision it runs in, and of whose code runs it."""
+    """A hash of the teacher's kind, weights and settings, of the precision it runs in, and of whose code runs it."""
     code = (limbeck.__version__, transformers.__version__)
-    digest = hashlib.blake2b(f"{code} {dtype} {sorted(tap.columns)}".encode(), digest_size=16)
+    # Models of two kinds may have weights of the same names, and heads of the same shape.
+    digest = hashlib.blake2b(f"{code} {tap.kind.name} {dtype} {sorted(tap.columns)}".encode(), digest_size=16)
     config = {k: v for k, v in tap.model.config.to_dict().items() if not k.startswith(("_", "transformers_version"))}
     digest.update(repr(sorted(config.items(), key=str)).encode())
-    for name, weight in tap.model.state_dict().items():
+    add_weights(digest, tap.model)
+    return digest.hexdigest()
+
+
+def add_weights(digest: hashlib.blake2b, model: PreTrainedModel) -> None:
+    """Have a hash depend on every number of a model."""
+    for name, weight in model.state_dict().items():
         digest.update(name.encode() + str(weight.dtype).encode())
         weight = weight.full_tensor() if isinstance(weight, DTensor) else weight
-        digest.update(weight.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
+        digest.update(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
 
 
 def file_name(site: Site) -> str:

@@ -163,7 +163,11 @@ def remembering(
         return live
     folder = None if choice == "auto" else Path(choice)
     live.model.to(device)  # type: ignore[arg-type]
-    tables = build(live.tap, live.features, data, device=device, dtype=live.dtype, folder=folder, say=say)
+
+    def asked(sites: list[Site]) -> Callable[..., Features]:
+        return live.only(sites).features
+
+    tables = build(live.tap, asked, data, device=device, dtype=live.dtype, folder=folder, say=say)
     if not tables:
         return live
     cached = Cached(live, tables, data, device)
