@@ -1,5 +1,6 @@
 """The teacher's cache: the same answers as the teacher, and never somebody else's."""
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,20 +10,21 @@ import torch
 from transformers import ModernBertForTokenClassification
 
 import limbeck
-from limbeck import cache, teachers
+from limbeck import cache, store, teachers
 from limbeck.check import examine, precision
 from limbeck.data.encoding import Encoded
 from limbeck.data.plan import BUCKETS
 from limbeck.data.spec import DataSpec
 from limbeck.distiller import Distiller
 from limbeck.features import LOGITS
+from limbeck.folder import write_file
 from limbeck.objectives import Match
 from limbeck.prepare import prepare
 from limbeck.request import request
-from limbeck.taps import Tap
+from limbeck.taps import Site, Tap
 from limbeck.teachers import Cached, Live
 from tests import toy
-from tests.tiny import every_family, tiny_model
+from tests.tiny import every_family, tiny_model, tiny_pair
 
 CPU = torch.device("cpu")
 SITES = [("cls", 2), ("mean", 3), ("hidden", 1), ("hidden", 4), ("embeddings", 0), ("logits", LOGITS)]
@@ -58,17 +60,28 @@ def built(model, data: Encoded, sites=SITES, folder: Path | None = None, dtype=t
     return tables, said
 
 
+def room(**places: int):
+    """A budget of no more than this."""
+    return lambda device, folder: {"device": 0, "host": 0, "file": 0} | places
+
+
+def size_of(model, data: Encoded, site: tuple[str, int]) -> int:
+    return store.Layout.of(Site(*site), Tap(model, [site]), torch.float32).size(data)
+
+
 def cached(model, data: Encoded, sites=SITES, folder: Path | None = None) -> Cached:
     return Cached(Live(model, sites), built(model, data, sites, folder)[0], data, CPU)
 
 
+@pytest.mark.parametrize("attention", [[], [("attention", 3)]])  # is not cached: the teacher runs for it
 @pytest.mark.parametrize("family", every_family)
-def test_cached_is_live(family):
+def test_cached_is_live(family, attention):
     model = tiny_model(family)
     data = examples(pad=model.config.pad_token_id)
-    sites = [*SITES, ("attention", 3)]  # attention is not cached: the teacher runs for it
+    sites = SITES + attention
     teacher, live = cached(model, data, sites), Live(model, sites)
-    assert teacher.live.tap.depth == 3
+    assert (teacher.live.tap.depth == 3) if attention else (teacher.live is None)
+    assert len(teacher.tables) == (2 if attention else len(SITES))
     for ids, length in (([3, 1, 22], 40), ([7, 7, -1], 48), ([0], 40)):
         batch = data.batch(np.array(ids), length)
         ours, theirs = teacher.features(**batch), live.features(**batch)
@@ -142,7 +155,7 @@ def test_what_differs_is_another_entry(tmp_path, monkeypatch):
     assert "for 23 examples" in built(model, data, [("cls", 1)], tmp_path)[1][0]
     assert "for 23 examples" in built(model, data, folder=tmp_path, dtype=torch.bfloat16)[1][0]
     with monkeypatch.context() as later:  # code that may compute a feature otherwise
-        later.setattr(limbeck, "__version__", "later")
+        later.setattr(store, "own_code", lambda: "later")
         assert "for 23 examples" in built(model, data, folder=tmp_path)[1][0]
     with torch.no_grad():
         next(model.parameters())[0, 0] += 1e-3
@@ -169,16 +182,36 @@ def test_a_changed_weight_changes_the_answers(tmp_path):
 
 def test_what_does_not_fit_is_asked_of_the_teacher(monkeypatch):
     model, data = tiny_model("bert"), examples()
-    monkeypatch.setattr(cache, "budget", lambda device: {"device": 0, "host": 23 * 32 * 4})
-    tables, said = built(model, data, [("cls", 2), ("hidden", 4)])
-    assert [table.layout.site for table in tables] == [("cls", 2)]
-    assert "hidden of layer 4" in said[0]
+    monkeypatch.setattr(cache, "budget", room(host=23 * 32 * 4))
+    tables, said = built(model, data, [("cls", 4), ("hidden", 2)])
+    assert [table.layout.site for table in tables] == [("cls", 4)]
+    assert "hidden of layer 2" in said[0]
+    assert "runs 2 of 4 layers" in said[0]
+
+
+@pytest.mark.parametrize("deep", ["hidden", "attention"])  # too large, and not to be cached
+def test_what_a_teacher_gives_anyway_is_not_kept(monkeypatch, deep):
+    """One that runs to its last layer has been through all below, so looking these up would save nothing."""
+    model, data = tiny_model("bert"), examples()
+    monkeypatch.setattr(cache, "budget", room(host=5 * 23 * 32 * 4))
+    tables, said = built(model, data, [("cls", 2), ("mean", 4), ("embeddings", 0), (deep, 4)])
+    assert not tables
+    assert f"{deep} of layer 4" in "".join(said)
+    assert said[0].endswith("runs 4 of 4 layers at every step")
+
+
+def test_an_encoder_is_not_looked_up_beside_a_decoder_that_runs():
+    model, data = tiny_pair("bart"), examples()
+    states, scores = ("hidden(side=encoder)", 2), ("scores", 1)
+    for sites, kept in (([states], [states]), ([states, scores], [])):
+        choice = cache.choose(Tap(model, sites), data, torch.float32, {"host": 10**9})
+        assert [layout.site for layout in choice.places] == kept
 
 
 def test_what_does_not_fit_in_memory_goes_to_a_file(monkeypatch, tmp_path):
     model, data = tiny_model("bert"), examples()
     expected = built(model, data, [("hidden", 4)])[0]
-    monkeypatch.setattr(cache, "budget", lambda device: {"device": 0, "host": 0})
+    monkeypatch.setattr(cache, "budget", room(file=10**9))
     tables, _ = built(model, data, [("hidden", 4)], tmp_path)
     assert torch.equal(tables[0].values, expected[0].values)
     assert not list(tmp_path.rglob("*.table"))  # mapped, and gone with the run
@@ -188,8 +221,9 @@ def test_what_does_not_fit_in_memory_goes_to_a_file(monkeypatch, tmp_path):
 def test_a_disk_without_room_is_not_written_to(monkeypatch, tmp_path):
     """Where a mapped file finds no room, the system ends the process."""
     model, data = tiny_model("bert"), examples()
-    size = cache.layouts(Tap(model, [("hidden", 4)]), torch.float32)[0].size(data)
-    monkeypatch.setattr(cache, "budget", lambda device: {"device": 0, "host": 0})
+    size = size_of(model, data, ("hidden", 4))
+    real = cache.budget
+    monkeypatch.setattr(cache, "budget", lambda *where: {**real(*where), "host": 0})
     for free, places in ((2 * size - 2, []), (2 * size, [("hidden", 4)])):
         monkeypatch.setattr(cache.shutil, "disk_usage", lambda place, free=free: SimpleNamespace(free=free))
         tables, said = built(model, data, [("hidden", 4)], tmp_path / str(free))
@@ -197,18 +231,37 @@ def test_a_disk_without_room_is_not_written_to(monkeypatch, tmp_path):
         assert ("is not cached" in said[0]) == (not places)
 
 
-def test_only_what_is_kept_is_computed(monkeypatch):
-    """Attention, which is not kept, would take more memory than all else, and a deeper site more time."""
+def test_what_finds_no_room_on_the_disk_is_not_stored(monkeypatch, tmp_path):
+    """It is looked up in this run all the same."""
     model, data = tiny_model("bert"), examples()
-    live, asked = Live(model, [("hidden", 1), ("hidden", 4), ("attention", 4)]), []
-    monkeypatch.setattr(cache, "budget", lambda device: {"device": 0, "host": int(data.offsets[-1]) * 32 * 4})
+    size, real = size_of(model, data, ("hidden", 4)), cache.budget
+    for free, stored in ((size - 1, False), (size, True)):
+        monkeypatch.setattr(cache, "budget", lambda *where, free=free: {**real(*where), "file": free})
+        tables, said = built(model, data, [("hidden", 4)], tmp_path / str(free))
+        assert len(tables) == 1
+        assert bool(list((tmp_path / str(free)).rglob("*.safetensors"))) == stored
+        assert ("not stored for other runs" in said[-1]) == (not stored)
+
+
+def test_processes_find_room_alike(monkeypatch, tmp_path):
+    """Each has its own table; and one that saw a fuller disk would wait for answers that the others do not ask."""
+    monkeypatch.setattr(cache.shutil, "disk_usage", lambda place: SimpleNamespace(free=800))
+    monkeypatch.setattr(cache, "_least", lambda values, device: values - 1)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert cache.budget(CPU, tmp_path)["file"] == 199
+
+
+def test_only_what_is_kept_is_computed(monkeypatch):
+    """Attention, which is not kept, would take more memory than all else."""
+    model, data = tiny_model("bert"), examples()
+    live, asked = Live(model, [("hidden", 1), ("hidden", 4), ("attention", 1)]), []
 
     def asking(sites):
         asked.extend(sites)
         return live.only(sites).features
 
     cache.build(live.tap, asking, data, device=CPU, dtype=torch.float32, folder=None, say=print)
-    assert asked == [("hidden", 1)]
+    assert asked == [("hidden", 4)]
 
 
 def test_models_of_two_kinds_share_nothing(tmp_path):
@@ -266,7 +319,7 @@ def test_check_says_what_a_run_will_hold(epochs, pays, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("site", ["attention", "scores", "value_relation"])
 def test_what_pairs_positions_is_not_cached(site):
-    assert cache.layouts(Tap(tiny_model("bert"), [(site, 1)]), torch.float32) == []
+    assert store.Layout.of(Site(site, 1), Tap(tiny_model("bert"), [(site, 1)]), torch.float32) is None
 
 
 def test_a_batch_for_computing_has_no_more_tokens_than_fit():
@@ -295,3 +348,25 @@ def test_a_batch_for_computing_has_the_shape_its_examples_lengths_give():
         cache.build(live.tap, lambda sites: answer, part, **options)
         shapes.append({i: shape for batch in seen for i, shape in batch.items()})
     assert [shapes[0][i] for i in short] == [shapes[1][i] for i in range(len(short))]
+
+
+def test_a_file_that_could_not_be_written_leaves_nothing(tmp_path):
+    """What is left of pieces would fill the disk that is full already."""
+
+    def fail(place):
+        place.write_text("half")
+        raise OSError("No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        write_file(tmp_path / "piece", fail)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("recipe", "why"), [("l-ild", "attention of layer 4 .* pairs positions"), ("mixkd", "mixes|mixed")]
+)
+def test_check_says_why_the_teacher_runs(recipe, why):
+    data = toy.data()
+    report = examine(prepare(request(recipe, DataSpec(**data), teacher=toy.teacher("bert"), layers=2)), {})
+    assert report.stages[0].cache_gib == 0
+    assert re.search(why, " ".join([*report.notes, report.stages[0].uncached]))

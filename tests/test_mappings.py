@@ -80,6 +80,17 @@ def test_the_layers_that_meet(name, case, expected):
     assert layers.draw is None
 
 
+def test_layers_that_uniform_leaves_out_are_said():
+    """Where the last layers meet and the depths do not divide: the teacher's top is then not followed."""
+    assert "12 is no multiple of 5" in mapped("uniform", 5, 12).note
+    assert "above 10" in mapped("uniform", 5, 12).note
+    assert [mapped("uniform", *case).note for case in ((6, 12), (5, 12, "last=false"), (12, 12))] == [""] * 3
+    made, even = mapped("sanh", 5, 12).note.split("; ")  # both of what it says
+    assert (made[:12], even) == ("sanh is made", mapped("uniform", 5, 12).note)
+    assert ";" not in mapped("sanh", 4, 12).note
+    assert mapped("sanh", 6, 12).note == ""
+
+
 @pytest.mark.parametrize("pair", ["[4, 1]", "[-1, 1]", "[1, 13]", "[1, -1]"])
 def test_pairs_out_of_range_name_the_pair_and_the_range(pair):
     with pytest.raises(LimbeckError, match=r"out of range.*0 to 3.*0 to 12") as caught:

@@ -8,6 +8,9 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
@@ -34,10 +37,38 @@ Say = Callable[[str], None]
 Answer = Callable[..., Features]
 
 
-def layouts(tap: Tap, dtype: torch.dtype) -> list[Layout]:
-    """How the sites of a teacher that runs in `dtype` lie, of those that can be cached."""
-    found = [Layout.of(site, tap, dtype) for site in tap.sites]
-    return [layout for layout in found if layout is not None]
+@dataclass(frozen=True)
+class Choice:
+    """What of a teacher is kept: how it lies, and where: on the device, on the host or in a file."""
+
+    places: Mapping[Layout, str]
+    why: str = ""  # it still runs at every step, if it does
+
+    def size(self, data: Encoded, *places: str) -> int:
+        """The bytes it takes, in these places."""
+        return sum(layout.size(data) for layout, place in self.places.items() if place in places)
+
+
+def choose(tap: Tap, data: Encoded, dtype: torch.dtype, room: Mapping[str, int]) -> Choice:
+    """What to keep of a teacher that runs in `dtype`, where there is so much room: the deepest sites first.
+
+    A teacher that runs to a layer gives what lies no deeper for nothing: where one site is not kept, no such site is.
+    """
+    left, kept = dict(room), dict[Layout, str]()
+    reach = partial(_reach, tap)
+    for (beyond, depth), sites in groupby(sorted(tap.sites, key=reach, reverse=True), reach):
+        alike: dict[Layout, str] = {}
+        for site in sites:
+            layout = Layout.of(site, tap, dtype)
+            place = _take(layout.size(data), left) if layout else None
+            if layout is None or place is None:
+                why = "pairs positions" if layout is None else f"takes {layout.size(data) / 2**30:.1f} GiB"
+                layers = architectures.shape(tap.model).at("decoder" if beyond else "encoder").layers
+                runs = f"the teacher runs {depth} of {layers} layers at every step"
+                return Choice(kept, f"{_name(site)} of the teacher is not cached, since it {why}: {runs}")
+            alike[layout] = place
+        kept |= alike
+    return Choice(kept)
 
 
 def build(
@@ -50,26 +81,23 @@ def build(
     folder: Path | None,
     say: Say,
 ) -> list[Table]:
-    """Tables of every site of `tap` that can be cached and fits: from `folder` where it has them, else from a teacher
-    that is `asked` for these sites alone."""
-    wanted = layouts(tap, dtype)
-    places = _places([layout.size(data) for layout in wanted], budget(device), folder)
-    for layout, place in zip(wanted, places):
-        if place is None:
-            what, gib = f"{_name(layout.site)} of the teacher", layout.size(data) / 2**30
-            say(f"{what} is not cached, since it takes {gib:.1f} GiB: the teacher runs at every step")
-    home = folder / fingerprint(tap, dtype) if folder and any(places) else None
+    """Tables of what is worth keeping of the sites of `tap`: from `folder` where it has them, else from a teacher that
+    is `asked` for these sites alone."""
+    room = budget(device, folder)
+    choice = choose(tap, data, dtype, room)
+    if choice.why:
+        say(choice.why)
+    if not choice.places:
+        return []
+    home = folder / fingerprint(tap, dtype) if folder else None
     tables = [
         Table(
             layout,
             _empty(layout, data, device if place == "device" else None, home if place == "file" else None),
             mapped=place == "file",
         )
-        for layout, place in zip(wanted, places)
-        if place
+        for layout, place in sorted(choice.places.items(), key=lambda kept: kept[0].site)
     ]
-    if not tables:
-        return []
     stores = [Store(home / file_name(table.layout.site)) for table in tables] if home else []
     keys = example_keys(data, tap.columns) if home else []
     known = np.full(len(data), bool(stores))
@@ -83,18 +111,22 @@ def build(
         answer = asked([table.layout.site for table in tables])
         batches = canonical(data, np.flatnonzero(missing), longest, ROWS.get(device.type, ROWS["cpu"]))
         _compute(answer, data, batches, tables, device)
+        if stores and _on_disk(choice, data) > room["file"]:
+            say(f"its answers are not stored for other runs, since the disk of {folder} has no room for them")
+            return tables
         for table, store in zip(tables, stores):
             store.add(table, data, keys, np.flatnonzero(missing))
     return tables
 
 
-def budget(device: torch.device) -> dict[str, int]:
-    """Bytes that may be taken, on the device and on the host; the least of all processes, which must cache alike: a
-    sharded teacher answers all of them at once, or none."""
+def budget(device: torch.device, folder: Path | None) -> dict[str, int]:
+    """Bytes that may be taken, on the device, on the host and in `folder`; the least of all processes, which must cache
+    alike: a sharded teacher answers all of them at once, or none."""
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    host = int(HOST_SHARE * psutil.virtual_memory().available / processes)
     free = int(DEVICE_SHARE * torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else 0
-    return dict(zip(("device", "host"), _least(np.array([free, host]), device).tolist()))
+    host = int(HOST_SHARE * psutil.virtual_memory().available / processes)
+    disk = _disk(folder) // processes if folder else 0
+    return dict(zip(("device", "host", "file"), _least(np.array([free, host, disk]), device).tolist()))
 
 
 def _least(values: np.ndarray, device: torch.device) -> np.ndarray:
@@ -143,18 +175,25 @@ def _compute(
             table.values[where.to(table.values.device)] = found.to(table.values.device, table.values.dtype)
 
 
-def _places(sizes: Iterable[int], left: Mapping[str, int], folder: Path | None) -> list[str | None]:
-    """Where sites of so many bytes find room: on the device first, then on the host, then in a file, if there is a
-    folder for it. A site that fits nowhere has no place."""
-    left, places = dict(left), []
-    if folder:
-        left["file"] = _disk(folder) // 2  # beside the table there is what is kept for other runs
-    for size in sizes:
-        room = next((place for place in ("device", "host", "file") if size <= left.get(place, -1)), None)
-        if room:
-            left[room] -= size
-        places.append(room)
-    return places
+def _reach(tap: Tap, site: Site) -> tuple[bool, int]:
+    """How far a model runs for a site: whether beyond its encoder, and to which layer."""
+    alone = Tap(tap.model, [site])
+    return alone.side == "decoder", alone.depth
+
+
+def _take(size: int, room: dict[str, int]) -> str | None:
+    """Where so many bytes find room, which is taken from it; None where they do not."""
+    for place, free in room.items():
+        needed = 2 * size if place == "file" else size  # beside the table there is what is kept for other runs
+        if needed <= free:
+            room[place] -= needed
+            return place
+    return None
+
+
+def _on_disk(choice: Choice, data: Encoded) -> int:
+    """The bytes of a disk that are taken where all is stored for other runs."""
+    return choice.size(data, "device", "host") + 2 * choice.size(data, "file")
 
 
 def _disk(folder: Path) -> int:

@@ -15,15 +15,15 @@ from rich.text import Text
 from torch import Tensor
 
 from limbeck import architectures, efficiency
-from limbeck.cache import layouts
+from limbeck.cache import Choice, budget, choose
 from limbeck.data.encoding import Encoded
 from limbeck.data.plan import padded
 from limbeck.distiller import Distiller
 from limbeck.engine.progress import clock
 from limbeck.objectives import Match, Objective, word_for
 from limbeck.prepare import Prepared
-from limbeck.taps import Tap
-from limbeck.teachers import PASSES
+from limbeck.taps import Site, Tap
+from limbeck.teachers import PASSES, Live
 from limbeck.trained import whole_modules
 
 EXAMPLES = 8  # how many a timed step takes at most
@@ -64,7 +64,8 @@ class StageReport:
     keeps: str
     terms: list[Term]
     memory_gib: float
-    cache_gib: float  # 0 where the teacher runs at every step
+    cache_gib: float  # of the teacher's answers; 0 where none are kept
+    uncached: str  # why the teacher runs at every step beside a cache
     seconds: float
 
 
@@ -114,10 +115,12 @@ def _stage(prepared: Prepared, index: int, unreached: list[str]) -> StageReport:
     values = {name: float(part) for name, part in _probe(distiller, prepared.probe()).items()}
     live, data = distiller.teacher, prepared.data(index)
     passes = distiller.steps * stage.batch / len(data)
-    there = precision(next(distiller.parameters()).device)
-    cached = layouts(live.tap, there) if live and distiller.steady and passes >= PASSES else []
-    seconds, saved = _timed_step(distiller, data, prepared.longest, stage.batch, bool(cached))
-    answers = sum(layout.size(data) for layout in cached)
+    device = next(distiller.parameters()).device
+    room = budget(device, None)
+    pays = distiller.steady and passes >= PASSES
+    kept = choose(live.tap, data, precision(device), room) if live and pays else Choice({})
+    seconds, saved = _timed_step(distiller, data, prepared.longest, stage.batch, [one.site for one in kept.places])
+    answers = kept.size(data, "device", "host")
     everything = sum(p.numel() for p in parameters)
     teacher = efficiency.parameters(prepared.teacher) if prepared.teacher is not None else 0
     return StageReport(
@@ -138,6 +141,7 @@ def _stage(prepared: Prepared, index: int, unreached: list[str]) -> StageReport:
         # Weights of both, and for what trains its gradient and the optimiser's two moments.
         memory_gib=(4 * (everything + teacher + 3 * trains) + saved + answers) / 2**30,
         cache_gib=answers / 2**30,
+        uncached=kept.why,
         seconds=seconds * distiller.steps,
     )
 
@@ -188,13 +192,15 @@ def _there(distiller: Distiller, batch: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: column.to(device) for name, column in batch.items()}
 
 
-def _timed_step(distiller: Distiller, data: Encoded, longest: int, batch: int, cached: bool) -> tuple[float, float]:
+def _timed_step(distiller: Distiller, data: Encoded, longest: int, batch: int, kept: list[Site]) -> tuple[float, float]:
     """Seconds and saved bytes of a step, from a forward and backward of a few examples of middling length."""
     few = min(batch, EXAMPLES, len(data))
     middle = data.by_length[(len(data) - few) // 2 :][:few]
     shape = padded(data.lengths[middle], longest)
     examples = _there(distiller, data.batch(middle, shape))
-    known = distiller.teacher.features(**examples) if cached and distiller.teacher else None
+    live = distiller.teacher if kept and isinstance(distiller.teacher, Live) else None
+    known = live.only(kept).features(**examples) if live else {}
+    rest = live.only(set(live.tap.sites) - set(kept)) if live else None
     seen: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:
@@ -207,7 +213,8 @@ def _timed_step(distiller: Distiller, data: Encoded, longest: int, batch: int, c
         seen.clear()
         start = time.perf_counter()
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            loss = distiller.train()(teacher_features=known, **examples).loss
+            answers = known | rest.features(**examples) if rest else None
+            loss = distiller.train()(teacher_features=answers, **examples).loss
         loss.backward()
         if loss.is_cuda:
             torch.cuda.synchronize()
@@ -311,8 +318,11 @@ def _stage_lines(stage: StageReport) -> Iterator[str]:
     if stage.teacher_blocks:
         run, of = stage.teacher_blocks
         yield f"  reads of the teacher: {'; '.join(stage.teacher_sites)} ({run} of {of} layers run)"
+    if stage.uncached:
+        yield f"  {stage.uncached}"
+    timed = "less than" if torch.cuda.is_available() else "about"  # a run captures its steps there
     yield (
-        f"  {stage.steps:,} steps of {stage.batch} examples at lr {stage.lr:g}: about {clock(stage.seconds)} here, "
+        f"  {stage.steps:,} steps of {stage.batch} examples at lr {stage.lr:g}: {timed} {clock(stage.seconds)} here, "
         f"about {_size(stage.memory_gib)}"
         + (f", {_size(stage.cache_gib)} of it the teacher's answers" if stage.cache_gib else "")
     )

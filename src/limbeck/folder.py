@@ -81,8 +81,12 @@ def write_file(path: Path, write: Callable[[Path], object]) -> None:
     temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")  # a process's number may be another machine's too
     temporary.touch()
     mode = temporary.stat().st_mode
-    write(temporary)
-    _settle(temporary, mode)
+    try:
+        write(temporary)
+        _settle(temporary, mode)
+    except BaseException:
+        temporary.unlink()  # it may have filled the disk
+        raise
     temporary.replace(path)
 
 

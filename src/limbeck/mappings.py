@@ -26,8 +26,11 @@ class Layers(NamedTuple):
 def uniform(student: int, teacher: int, *, last: bool = True, embeddings: bool = False) -> Layers:
     """Every ⌊N/M⌋-th teacher layer, in order (PKD-Skip, ILD-RTC, TinyBERT)."""
     _no_deeper(student, teacher)
-    stride = teacher // student
-    return _pairs([(m, m * stride) for m in _layers(student, last, embeddings)])
+    stride, rest = divmod(teacher, student)
+    over = f"uniform: {teacher} is no multiple of {student}, so layers above {student * stride} are left out"
+    return _pairs([(m, m * stride) for m in _layers(student, last, embeddings)])._replace(
+        note=over if last and rest else ""
+    )
 
 
 def first(student: int, teacher: int, *, last: bool = True, embeddings: bool = False) -> Layers:
@@ -51,7 +54,8 @@ def sanh(student: int, teacher: int) -> Layers:
     """DistilBERT's layers, 1, 3, 5, 8, 10, 12 of 12, where the teacher is twice as deep; otherwise `uniform`."""
     if teacher != 2 * student:
         note = f"sanh is made for a teacher twice as deep, not {teacher} layers over {student}: uniform is used"
-        return uniform(student, teacher)._replace(note=note)
+        even = uniform(student, teacher)
+        return even._replace(note="; ".join(filter(None, [note, even.note])))
     return _pairs([(k, 2 * k - 1 if k <= student // 2 else 2 * k) for k in _layers(student)])
 
 

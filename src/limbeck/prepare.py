@@ -21,7 +21,7 @@ from limbeck.engine.loop import total_steps
 from limbeck.engine.world import seed_for
 from limbeck.errors import LimbeckError
 from limbeck.initialisers import Start, start_student
-from limbeck.objectives import Match, NamedAligner, Objective, build
+from limbeck.objectives import NamedAligner, Objective, build
 from limbeck.recipe import Recipe, Stage
 from limbeck.request import Request
 from limbeck.spec import allowing, parse
@@ -160,8 +160,9 @@ def _distiller(prepared: Prepared, index: int, objectives: dict[str, Objective])
             stage=index,
         )
     said = [f"{name} has weight 0 throughout and is left out" for name in distiller.dropped]
-    matches = {name: term for name, term in distiller.terms.items() if isinstance(term, Match)}
-    said += [f"{name}: {match.layers.note}" for name, match in matches.items() if match.layers.note]
+    said += [f"{name}: {term.layers.note}" for name, term in distiller.terms.items() if term.layers.note]
+    if distiller.mixup and distiller.teacher:
+        said.append("examples are mixed anew at every step, so the teacher runs at every step: nothing is cached")
     prepared.notes += [f"stage {stage.name}: {line}" for line in said]
     return distiller
 

@@ -7,7 +7,7 @@ cannot be: other tokens, weights, kind of model, site, precision or code are ano
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -145,13 +145,23 @@ def example_keys(data: Encoded, columns: Iterable[str]) -> list[str]:
 
 
 def fingerprint(tap: Tap, dtype: torch.dtype) -> str:
-    """A hash of the teacher's kind, weights and settings, of the precision it runs in, and of whose code runs it."""
-    code = (limbeck.__version__, transformers.__version__)
+    """A hash of the teacher's kind, weights and settings, of the precision it runs in, and of the code that runs it."""
+    code = (own_code(), transformers.__version__, torch.__version__)
     # Models of two kinds may have weights of the same names, and heads of the same shape.
     digest = hashlib.blake2b(f"{code} {tap.kind.name} {dtype} {sorted(tap.columns)}".encode(), digest_size=16)
     config = {k: v for k, v in tap.model.config.to_dict().items() if not k.startswith(("_", "transformers_version"))}
     digest.update(repr(sorted(config.items(), key=str)).encode())
     add_weights(digest, tap.model)
+    return digest.hexdigest()
+
+
+@cache
+def own_code() -> str:
+    """A hash of limbeck's source: what it changes may change an answer."""
+    package = Path(limbeck.__file__).parent
+    digest = hashlib.blake2b(digest_size=16)
+    for file in sorted(package.rglob("*.py")):
+        digest.update(file.relative_to(package).as_posix().encode() + file.read_bytes())
     return digest.hexdigest()
 
 

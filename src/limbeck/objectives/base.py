@@ -14,6 +14,7 @@ from limbeck.aligners import ALIGNERS
 from limbeck.architectures import Shape
 from limbeck.data.kinds import KINDS, Kind
 from limbeck.errors import LimbeckError
+from limbeck.mappings import Layers
 from limbeck.spec import Call, bind, number, parse
 from limbeck.taps import Features
 
@@ -66,6 +67,7 @@ class Objective(nn.Module):
     """One term. Subclasses give `bind`, `reads` and a forward to one number an example."""
 
     scale: Tensor
+    layers = Layers((), ())  # which meet, where layers do
     compares_layers = False  # whether it reads layers alone, and so takes any input, whatever its task
     moves_to_encoder = False  # whether its features may be those of an encoder beside a decoder
     learns_labels = False
