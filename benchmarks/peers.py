@@ -346,11 +346,12 @@ def report(rows: list[dict], missing: dict[str, str], args: argparse.Namespace) 
     print(markdown(["ms a step", *(f"{length}, batch {batch}" for length, batch in cases)], cells))
     peers = [found for who, found in ms.items() if who not in OURS]
     ratios = {}
-    for who in OURS:
+    for who, ours in ((who, ms[who]) for who in OURS if who in ms):
         for batch in dict.fromkeys(batch for _, batch in cases):
-            alike = [case for case in cases if case[1] == batch]
-            times = [min(found[case] for found in peers if case in found) / ms[who][case] for case in alike]
-            ratios[f"{who}, batch {batch}"] = statistics.geometric_mean(times)
+            alike = [case for case in ours if case[1] == batch and any(case in found for found in peers)]
+            if alike:
+                times = [min(found[case] for found in peers if case in found) / ours[case] for case in alike]
+                ratios[f"{who}, batch {batch}"] = statistics.geometric_mean(times)
     print(markdown(["against the fastest peer", "times faster"], [[k, f"{v:.2f}"] for k, v in ratios.items()]))
     print("not there:", missing)
     if args.results:

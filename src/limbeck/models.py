@@ -98,8 +98,12 @@ def _check_whole(name: str, model: PreTrainedModel, told: Mapping[str, Any], *, 
 
 
 def with_kind(data: DataSpec, name: str | None) -> DataSpec:
-    """The data of a user who did not say what is learnt from running text: what the model predicts, if it is words."""
-    texts = [file for file in (data.train, data.eval, data.test) if file and str(file).lower().endswith(".txt")]
+    """The data of a user who did not say of which kind they are, where files tell: `.json` is SQuAD's layout; of
+    running text is learnt what the model predicts, if it is words."""
+    files = [str(file).lower() for file in (data.train, data.eval, data.test) if file]
+    if data.kind is None and data.task is None and any(file.endswith(".json") for file in files):
+        return replace(data, kind="question-answering")
+    texts = [file for file in files if file.endswith(".txt")]
     if data.kind is not None or not texts or name is None:
         return data
     kind = _kind_of(config_of(name))

@@ -173,7 +173,7 @@ def _execute(
         prepared.set_trained(index)  # faults of any stage show now
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
-        _begin(folder, prepared, conditions)
+        _begin(folder, prepared, conditions, again=again)
         display.keep_in(folder.said)
     accelerator.wait_for_everyone()
     if track:
@@ -306,12 +306,14 @@ def _train_stage(prepared: Prepared, loop: Loop, state: State, resumed: Checkpoi
         distiller.teacher = live  # the memory of a cache goes with its stage
 
 
-def _begin(folder: RunFolder, prepared: Prepared, conditions: dict[str, Any]) -> None:
-    """Write what a run begins with; request.json first, since it says that the folder is a run's."""
+def _begin(folder: RunFolder, prepared: Prepared, conditions: dict[str, Any], *, again: bool) -> None:
+    """Write what a run begins with; request.json first, since it says that the folder is a run's. The conditions of one
+    that goes on are those it began under."""
     folder.path.mkdir(parents=True, exist_ok=True)
     write_json(folder.request, identity(prepared))
     write_text(folder.recipe, recipes.save(prepared.request.recipe))
-    write_json(folder.environment, conditions)
+    if not (again and folder.environment.exists()):
+        write_json(folder.environment, conditions)
 
 
 def _leave(prepared: Prepared, folder: RunFolder, scores: dict[str, Any]) -> None:

@@ -114,6 +114,9 @@ def test_the_model_says_what_is_learnt_from_running_text(text):
     assert with_kind(DataSpec(train=text), teacher()).kind == "causal-lm"
     assert with_kind(DataSpec(train=text, kind="lambada"), teacher()).kind == "lambada"
     assert with_kind(DataSpec(train="x.csv"), teacher()).kind is None
+    assert with_kind(DataSpec(train="x.csv", eval="dev-v1.1.JSON"), None).kind == "question-answering"  # SQuAD's layout
+    assert with_kind(DataSpec(train="x.json", kind="seq2seq"), teacher()).kind == "seq2seq"
+    assert with_kind(DataSpec(train="x.jsonl"), teacher()).kind is None
     assert with_kind(DataSpec(train=text), toy.teacher()).kind is None
 
 
