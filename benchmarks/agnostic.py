@@ -3,9 +3,9 @@
     python benchmarks/agnostic.py --model MODEL --text wiki.txt --data glue/ --results docs/results/NAME
 
 A student of some of the model's layers is distilled on the text by each recipe, from the same start, with the same
-steps, batch and learning rate, comparing the last layer alone. Each is then fine-tuned on each task, with several
-seeds. `start` is the same student not distilled, `model` the model itself. The best fine-tuning rate of a grid, by the
-mean over seeds on the dev set, is each row's: as in the papers, it is a choice made on the scores shown.
+steps, batch, learning rate and β and ε of AdamW, comparing the last layer alone. Each is then fine-tuned on each task,
+with several seeds. `start` is the same student not distilled, `model` the model itself. The best fine-tuning rate of a
+grid, by the mean over seeds on the dev set, is each row's: as in the papers, it is a choice made on the scores shown.
 """
 
 import argparse
@@ -94,7 +94,7 @@ def save_start(work: Path, args: argparse.Namespace) -> None:
 
 def alike(args: argparse.Namespace) -> list[str]:
     """What every recipe has in common."""
-    paces = {"steps": args.steps, "batch": args.batch, "lr": args.lr}
+    paces = {"steps": args.steps, "batch": args.batch, "lr": args.lr, "betas": [0.9, 0.999], "eps": 1e-8}
     return [f"init=[{args.init}]", *(f"stages.*.{name}={value}" for name, value in paces.items())]
 
 

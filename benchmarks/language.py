@@ -5,9 +5,10 @@
 
 The teacher is MODEL, fine-tuned on the text. With `--stories N` it is MODEL itself, and the text is N stories that it
 tells, of which a twentieth is held out to select on and a twentieth to test on (`stories`). Recipes differ by method
-alone: each student starts as the same layers of the teacher and takes as many steps, of one size and learning rate;
-`finetune` sees text only. A stage that trains no student comes on top, a quarter as long, as in the paper. Tests in
-JSONL are LAMBADA's; the others are running text. Perplexities are of tokens, in blocks of `--max-length`.
+alone: each student starts as the same layers of the teacher and takes as many steps, of one size, learning rate and β
+and ε of AdamW; `finetune` sees text only. A stage that trains no student comes on top, a quarter as long, as in the
+paper. Tests in JSONL are LAMBADA's; the others are running text. Perplexities are of tokens, in blocks of
+`--max-length`.
 """
 
 import argparse
@@ -141,7 +142,7 @@ def alike(recipe: str, args: argparse.Namespace) -> list[str]:
     """What makes a recipe take as many steps of the student as the others, of the same size."""
     from limbeck.recipe import resolve
 
-    changes = [f"stages.*.batch={args.batch}"]
+    changes = [f"stages.*.batch={args.batch}", "stages.*.betas=[0.9, 0.999]", "stages.*.eps=1e-8"]
     for stage in resolve(recipe, task="causal-lm").stages:
         if "student" in stage.train:
             changes += [f"stages.{stage.name}.epochs={args.epochs}", f"stages.{stage.name}.lr={args.lr}"]

@@ -3,11 +3,11 @@
     python benchmarks/quality.py --model MODEL --data glue/ --tasks rte,mrpc --layers 3 --results docs/results/NAME
     python benchmarks/quality.py --model MODEL --train train-v1.1.json --eval dev-v1.1.json --recipes kd,lwd,ted …
 
-A teacher is fine-tuned for each task, then each recipe distils it with the same number of steps, batch and learning
-rate into a student that starts as the teacher's lower layers, so that recipes differ by method alone; with
-`--own-start` a student starts as its recipe says. A recipe of several stages shares the steps out evenly among them; a
-stage that trains no student keeps its learning rate. `finetune` starts as the others do and sees labels only. Scores
-are those of the best epoch of the last stage on the dev set.
+A teacher is fine-tuned for each task, then each recipe distils it with the same number of steps, batch, learning rate
+and β and ε of AdamW into a student that starts as the teacher's lower layers, so that recipes differ by method alone;
+with `--own-start` a student starts as its recipe says. A recipe of several stages shares the steps out evenly among
+them; a stage that trains no student keeps its learning rate. `finetune` starts as the others do and sees labels only.
+Scores are those of the best epoch of the last stage on the dev set.
 """
 
 import argparse
@@ -155,6 +155,7 @@ def alike(recipe: str, task: str | None, epochs: float, args: argparse.Namespace
     asked = resolve(recipe, task=task)
     start = asked.init if args.own_start and recipe != "finetune" else ["layers(first)", *asked.init[1:]]
     changes = [f"init=[{', '.join(map(str, start))}]", f"stages.*.batch={args.batch}"]
+    changes += ["stages.*.betas=[0.9, 0.999]", "stages.*.eps=1e-8"]
     changes += [f"stages.*.epochs={epochs / len(asked.stages)}"]
     changes += [f"stages.{stage.name}.lr={args.lr}" for stage in asked.stages if "student" in stage.train]
     return changes + args.set

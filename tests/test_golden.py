@@ -14,7 +14,7 @@ import torch
 from limbeck.distiller import Distiller
 from limbeck.initialisers import start_student
 from limbeck.objectives import NamedAligner, build
-from limbeck.recipe import resolve, shipped
+from limbeck.recipe import read, resolve, shipped
 from limbeck.spec import parse
 from tests.tiny import columns_for, tiny_batch, tiny_model
 
@@ -103,12 +103,14 @@ def linear(layer, vectors):
 
 
 COVERED = {"finetune", "kd", "pkd", "ild", "ild-rtc", "rail-kd-l", "rail-kd-c", "simkd", "lwd"}
+COVERED |= {"pkd:last", "pkd:code", "ild:pkd", "ild-rtc:pkd", "ild:four-layers", "ild-rtc:four-layers", "lwd:code"}
 
 
-def test_every_shipped_recipe_is_covered():
+def test_every_shipped_recipe_and_variant_is_covered():
     files = (Path(__file__).parent / "golden").glob("test_*.py")
     topics = [importlib.import_module(f"tests.golden.{path.stem}").RECIPES for path in files]
-    assert set(shipped()) == COVERED.union(*topics)
+    variants = {f"{name}:{variant}" for name in shipped() for variant in read(name).get("variants", {})}
+    assert variants | set(shipped()) == COVERED.union(*topics)
 
 
 def test_finetune():
@@ -146,9 +148,22 @@ def test_pkd(recipe, pairs, width):
     close(case.loss(), 0.3 * case.ce() + 0.7 * 100 * case.kl(10) + 500 * torch.stack(patience).mean())
 
 
+@pytest.mark.parametrize("classes", [3, 2])
+def test_pkd_as_its_code(classes):
+    """The divergence is divided by the classes as well (`reduction='mean'`); RTE has a learning rate of its own."""
+    case = Case("pkd:code", labels=classes)
+    plain = Case("pkd", labels=classes)
+    close(plain.loss() - case.loss(), 0.7 * 100 * case.kl(10) * (1 - 1 / classes))
+    assert [resolve("pkd:code", task=task).stages[0].lr for task in ("rte", "mrpc")] == [1e-5, 2e-5]
+
+
 @pytest.mark.parametrize(
     ("recipe", "task", "alpha", "beta"),
     [
+        ("ild-rtc:four-layers", "sst2", 0.2, 1000),
+        ("ild:four-layers", "qqp", 0.5, 10),
+        ("ild-rtc:four-layers", "qnli", 0.2, 1000),
+        ("ild:four-layers", "rte", 0.5, 10),
         ("ild", None, 0.5, 100),
         ("ild-rtc", None, 0.5, 100),
         ("ild-rtc", "sst2", 0.2, 10),
@@ -253,3 +268,33 @@ def test_lwd(width):
         rows = (linear(case.aligner.maps[i], case.s.hidden_states[s]) - case.t.hidden_states[t]).square().mean(-1)
         layers = layers + ((rows * case.mask).sum(1) / case.mask.sum(1)).mean()
     close(case.loss(), case.ce() + 2.5 * 4 * case.kl(2) + 20 * layers)
+
+
+# The scripts of TED's code: α1 and α2 on the mean over layers, learning rate, epochs, batch, warm-up as a share. On
+# STS-B its divergence is of a softmax over one score, which is always 0.
+SCRIPTS = {
+    "mnli": (5, 100, 7e-5, 3, 64, 0.08),
+    "qqp": (20, 20, 6e-5, 8, 64, 0.11),
+    "qnli": (20, 10, 5e-5, 3, 32, 0.05),
+    "sst2": (20, 20, 4e-5, 6, 32, 0),
+    "rte": (20, 20, 6e-5, 6, 16, 0),
+    "mrpc": (20, 5, 7e-5, 6, 32, 0),
+    "stsb": (0, 5, 1e-4, 6, 16, 0.05),
+    "cola": (0, 5, 6e-5, 6, 32, 0),
+    "question-answering": (10, 100, 5e-5, 3, 8, 0),
+}
+
+
+@pytest.mark.parametrize("task", SCRIPTS)
+def test_lwd_as_its_code(task):
+    """L + α1·T²·KL + α2·the mean over layers of the MSE of every token, every second layer of the teacher's."""
+    alpha, beta, *pace = SCRIPTS[task]
+    case = Case("lwd:code", task=task, width=16)
+    layers = 0
+    for i, (s, t) in enumerate([(1, 2), (2, 4), (3, 6)]):
+        rows = (linear(case.aligner.maps[i], case.s.hidden_states[s]) - case.t.hidden_states[t]).square().mean(-1)
+        layers = layers + ((rows * case.mask).sum(1) / case.mask.sum(1)).mean() / 3
+    close(case.loss(), case.ce() + alpha * 4 * case.kl(2) + beta * layers)
+    for recipe in ("lwd:code", "ted:code"):
+        for stage in resolve(recipe, task=task).stages:
+            assert [stage.lr, stage.epochs, stage.batch, stage.warmup] == pace

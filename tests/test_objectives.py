@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -11,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from limbeck.aligners import ALIGNERS, Concat, Linear
 from limbeck.architectures import Shape
 from limbeck.data.kinds import KINDS
+from limbeck.data.kinds.question_answering import LOW
 from limbeck.errors import LimbeckError
 from limbeck.features import LOGITS, Rows
 from limbeck.objectives import (
@@ -92,6 +94,20 @@ def test_logits_of_a_regression_task_are_squared_differences(call):
     objective = bound(Logits(call), student=(3, 8, 2, 1), teacher=(6, 8, 2, 1), regression=True)
     found = objective(logits_of([0.5], [3.0], [1.0]), logits_of([1.0], [0.0], [1.0]), {})
     assert found.tolist() == pytest.approx([0.25, 9.0, 0.0])
+
+
+@pytest.mark.parametrize("call", ["kl(temperature=2, mean=true)", "mse"])
+def test_padding_is_no_class(call):
+    """Where classes are positions, an example's loss must not depend on how long its batch is."""
+    distance = bound(Logits(call)).distance
+    ours, theirs = (torch.tensor(rows, dtype=torch.double) for rows in (OURS, THEIRS))
+    expected = (ours - theirs).square().mean(-1)
+    if call != "mse":
+        a, b = (torch.log_softmax(rows / 2, -1) for rows in (ours, theirs))
+        expected = (b.exp() * (b - a)).mean(-1)
+    for more in (0, 5):
+        found = distance(*(F.pad(rows, (0, more), value=LOW) for rows in (ours, theirs)))
+        torch.testing.assert_close(found, expected)
 
 
 def test_logits_of_models_with_other_labels_are_refused():

@@ -68,13 +68,17 @@ OF_DISTRIBUTIONS = (kl, reverse_kl, soft_ce)  # these need rows that are distrib
 
 Temperature = Annotated[float, Field(gt=0)]
 Scale = float | Literal["T2"]  # T² is read as T2
+IMPOSSIBLE = -1e8  # no model's logit is as low
 
 
-def logits_kl(student: Tensor, teacher: Tensor, *, temperature: Temperature = 1.0, scale: Scale = 1.0) -> Tensor:
-    """KL(teacher ‖ student) of the softened predictions. `scale=T²` keeps gradients alike across temperatures."""
+def logits_kl(
+    student: Tensor, teacher: Tensor, *, temperature: Temperature = 1.0, scale: Scale = 1.0, mean: bool = False
+) -> Tensor:
+    """KL(teacher ‖ student) of the softened predictions. `scale=T²` keeps gradients alike across temperatures; `mean`
+    is over the classes, where a divergence has their sum."""
     log_t = F.log_softmax(teacher / temperature, -1)
-    divergence = (log_t.exp() * (log_t - F.log_softmax(student / temperature, -1))).sum(-1)
-    return _factor(scale, temperature) * divergence
+    parts = log_t.exp() * (log_t - F.log_softmax(student / temperature, -1))
+    return _factor(scale, temperature) * (_mean(parts, teacher) if mean else parts.sum(-1))
 
 
 def logits_soft_ce(student: Tensor, teacher: Tensor, *, temperature: Temperature = 1.0, scale: Scale = 1.0) -> Tensor:
@@ -85,7 +89,7 @@ def logits_soft_ce(student: Tensor, teacher: Tensor, *, temperature: Temperature
 
 def logits_mse(student: Tensor, teacher: Tensor) -> Tensor:
     """Mean squared difference of the logits; what every prediction distance becomes on a regression task."""
-    return mse(student, teacher)
+    return _mean((exact(student) - exact(teacher)).square(), teacher)
 
 
 PREDICTIONS = {"kl": logits_kl, "soft_ce": logits_soft_ce, "mse": logits_mse}
@@ -108,6 +112,11 @@ def _unit(vectors: Tensor) -> Tensor:
 def _log(probabilities: Tensor) -> Tensor:
     # The smallest normal number instead of 0: finite where the student gives a key no weight at all.
     return probabilities.clamp_min(torch.finfo(probabilities.dtype).tiny).log()
+
+
+def _mean(parts: Tensor, logits: Tensor) -> Tensor:
+    """The mean over classes. Where these are positions, padding is none of them: its logit is as low as can be."""
+    return parts.sum(-1) / (logits > IMPOSSIBLE).sum(-1).clamp_min(1)
 
 
 def _factor(scale: Scale, temperature: float) -> float:

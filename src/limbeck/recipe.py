@@ -15,7 +15,7 @@ import yaml
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from limbeck.errors import LimbeckError, did_you_mean
-from limbeck.spec import allowed, bind, literal, number, parse, whole
+from limbeck.spec import allowed, bind, literal, number, parse, shares, whole
 
 FORBID = ConfigDict(extra="forbid")
 Positive = Annotated[float, BeforeValidator(number), Field(gt=0)]
@@ -39,6 +39,8 @@ class Stage:
     schedule: Literal["linear", "cosine", "constant"] = "linear"
     weight_decay: Annotated[float, BeforeValidator(number), Field(ge=0)] = 0.01
     clip: Annotated[float, BeforeValidator(number), Field(ge=0)] = 1.0  # 0: no clipping
+    betas: Annotated[list[float], BeforeValidator(shares)] = field(default_factory=lambda: [0.9, 0.999])  # AdamW's
+    eps: Positive = 1e-8  # AdamW's
     mixup: str | None = None  # how examples are mixed: beta(1.0)
     data: str | None = None  # inputs other than the run's own: a task, or a file
     train: list[str] = field(default_factory=lambda: ["student", "aligners"])
@@ -111,7 +113,7 @@ def read(name: str) -> dict[str, Any]:
         raise LimbeckError(f'recipe "{name}" is not valid YAML: {error}') from error
     if not isinstance(data, dict):
         raise LimbeckError(f'recipe "{name}" holds no mapping: it starts with "name:", "init:" and "stages:".')
-    return data
+    return _apart(data)
 
 
 def resolve(name: str, *, task: str | None = None, overrides: Iterable[str] = ()) -> Recipe:
@@ -276,6 +278,13 @@ def _fault(data: Mapping[str, Any], error: dict[str, Any]) -> str:
     if error["type"] in ("missing", "missing_argument"):
         return f"{where}: is missing."
     return f"{where}: {error['input']!r} does not fit. Allowed: {allowed(error)}."
+
+
+def _apart(node: Any) -> Any:
+    """A copy in which nothing is one object twice, as what YAML's anchors name is: changing one would change both."""
+    if isinstance(node, dict):
+        return {key: _apart(value) for key, value in node.items()}
+    return [_apart(item) for item in node] if isinstance(node, list) else node
 
 
 def _set(data: dict[str, Any], path: str, value: Any) -> None:

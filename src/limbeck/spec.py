@@ -113,6 +113,15 @@ def whole(value: Any) -> int:
     raise ValueError("a whole number")
 
 
+def shares(value: Any) -> list[float]:
+    """Two numbers from 0 to below 1, such as AdamW's betas."""
+    with suppress(ValueError, TypeError):
+        first, second = map(number, value)
+        if min(first, second) >= 0 and max(first, second) < 1:
+            return [first, second]
+    raise ValueError("two numbers from 0 to below 1, as [0.9, 0.999]")
+
+
 def literal(text: str) -> Any:
     """The value of `--set path=TEXT`: a number, or what YAML makes of it."""
     with suppress(ValueError):

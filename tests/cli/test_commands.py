@@ -69,7 +69,7 @@ def test_recipes_are_listed(limbeck):
     listed = json.loads(limbeck("recipes", "--json").out)
     assert [one["name"] for one in listed] == book.shipped()
     assert all(one["about"] for one in listed)
-    assert next(one for one in listed if one["name"] == "pkd")["variants"].keys() == {"last"}
+    assert next(one for one in listed if one["name"] == "pkd")["variants"].keys() == {"last", "code"}
 
 
 def test_the_papers_pairs_are_listed(limbeck):

@@ -39,9 +39,10 @@ ASKED = {
     "one step": ({"gradient_accumulation_steps": 1, "train_batch_size": "auto"}, {}, {}),
     "optimiser": (
         {"optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "weight_decay": 0.1, "betas": [0.9, 0.999]}}},
-        {"lr": 1e-4, "weight_decay": 0.1},
+        {"lr": 1e-4, "weight_decay": 0.1, "betas": [0.9, 0.999]},
         {},
     ),
+    "eps": ({"optimizer": {"params": {"betas": [0.9, 0.98], "eps": 1e-6}}}, {"betas": [0.9, 0.98], "eps": 1e-6}, {}),
     "schedule": (
         {"scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 1e-4, "warmup_num_steps": 0}}},
         {"schedule": "constant", "lr": 1e-4, "warmup": 0},
@@ -101,6 +102,30 @@ def test_every_key_that_cannot_be_honoured_is_named():
     lines = str(caught.value).splitlines()[1:]
     assert len(lines) == len(REFUSED)
     assert all(line.startswith(f"  {key}") for line, key in zip(lines, REFUSED, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("params", "said"),
+    [
+        ({"betas": 0.9}, r"optimizer.params.betas is 0.9, and has to be two numbers from 0 to below 1"),
+        ({"betas": [0.9]}, r"betas is \[0.9\], and has to be two"),
+        ({"betas": [0.9, "high"]}, r"betas is .*'high'.*, and has to be two"),
+        ({"betas": [0.9, 1]}, r"betas is \[0.9, 1\], and has to be two"),
+        ({"eps": "tiny"}, r"optimizer.params.eps is 'tiny', and has to be a number"),
+    ],
+)
+def test_faulty_constants_of_adam(params, said):
+    with pytest.raises(LimbeckError, match=said):
+        understood({"optimizer": {"params": params}}, processes=1)
+
+
+def test_constants_of_adam_reach_every_stage():
+    found = understood({"optimizer": {"params": {"betas": [0.8, 0.95], "eps": 1e-7}}}, processes=1)
+    recipe = resolve("ted", overrides=found.changes)
+    assert [(stage.betas, stage.eps) for stage in recipe.stages] == [([0.8, 0.95], 1e-7)] * 2
+    assert found.paced(limbeck.Pace(), recipe) == limbeck.Pace()
+    with pytest.raises(LimbeckError, match=r"betas of stage filters is .*0.98.*says .*0.95"):
+        found.paced(limbeck.Pace(), resolve("ted", overrides=[*found.changes, "stages.*.betas=[0.9, 0.98]"]))
 
 
 @pytest.mark.parametrize(

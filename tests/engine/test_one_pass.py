@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 
 from limbeck.engine import one_pass
 from limbeck.engine.step import prime, updating_at_once
-from tests.engine.test_step import made, run
+from tests.engine.test_step import ADAM, made, run
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="test_on_gpu.py has it")
 
@@ -22,15 +22,15 @@ def at_once(**options):
 
 
 @pytest.mark.parametrize("pieces", [1, 2])
-@pytest.mark.parametrize("clip", [0.0, 0.1])
-def test_one_pass_is_adamw(clip, pieces, monkeypatch):
+@pytest.mark.parametrize("constants", [{"clip": 0.0}, {"clip": 0.1}, ADAM, {"betas": [0.0, 0.9]}])
+def test_one_pass_is_adamw(constants, pieces, monkeypatch):
     monkeypatch.setattr(one_pass, "BLOCK", 256)  # so that weights have full blocks and others
-    (ours, first), (theirs, second) = at_once(clip=clip), made("bf16", clip=clip)
+    (ours, first), (theirs, second) = at_once(**constants), made("bf16", **constants)
     assert {(copied, full) for _, copied, full in first.one_pass.chunks} == set(product((False, True), repeat=2))
     before = [p.detach().clone() for p in ours.parameters()]
     with first.running():
-        run(first, ours.eval(), 1, pieces)
-    run(second, theirs.eval(), 1, pieces)
+        run(first, ours.eval(), 2, pieces)
+    run(second, theirs.eval(), 2, pieces)
     for (name, a), b, start in zip(ours.named_parameters(), theirs.parameters(), before):
         torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5, msg=lambda said, n=name: f"{n}: {said}")
         assert not torch.equal(a, start)

@@ -51,7 +51,8 @@ def distiller(**maps):
 
 
 def made(precision="no", **options):
-    stage = Stage("distil", {"labels": {}}, steps=10, lr=LR, clip=options.pop("clip", 1.0))
+    asked = {name: options.pop(name) for name in ("clip", "betas", "eps") if name in options}
+    stage = Stage("distil", {"labels": {}}, steps=10, lr=LR, **asked)
     module = distiller()
     return module, Step(module, stage, world(precision), examples().on("cpu"), **options)
 
@@ -86,6 +87,23 @@ def test_buffers_stay_where_they_are(precision, pieces):
         assert [float(rate) for rate in step.rates] == pytest.approx([LR * at] * len(step.rates))
     assert places(step, module) == before
     assert len(draws) > 1
+
+
+ADAM = {"betas": [0.5, 0.7], "eps": 1e-3}
+
+
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+def test_a_stage_has_its_own_constants_of_adamw(precision):
+    (ours, step), (theirs, other) = made(precision, **ADAM), made(precision)
+    for group in other.optimizer.param_groups:
+        group.update(betas=(0.5, 0.7), eps=1e-3)
+    run(step, ours.eval())
+    run(other, theirs.eval())
+    plain, third = made(precision)
+    run(third, plain.eval())
+    for a, b, c in zip(ours.parameters(), theirs.parameters(), plain.parameters()):
+        assert torch.equal(a, b)
+        assert not torch.equal(a, c)
 
 
 def reference(module, steps=3):
@@ -257,6 +275,13 @@ def test_a_term_may_say_why_it_is_not_captured(monkeypatch):
     monkeypatch.setattr(Match, "uncapturable", "it asks the CPU")
     assert captures_of(module, said.append) is None
     assert said == ["steps are not captured and run eagerly: layers: it asks the CPU"]
+
+
+@pytest.mark.parametrize(("how", "why"), [({"alone": False}, "processes wait"), ({"recomputed": True}, "generator")])
+def test_what_keeps_steps_from_being_captured_is_said(how, why):
+    said = []
+    assert captures_of(distiller(), said.append, **how) is None
+    assert [why in line for line in said] == [True]
 
 
 def test_the_generator_is_reseeded_after_capturing(monkeypatch):

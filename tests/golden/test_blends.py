@@ -5,7 +5,8 @@ import torch
 
 from tests.test_golden import Case, close, linear
 
-RECIPES = {"alp-kd", "ckd-combine"}
+RECIPES = {"alp-kd", "alp-kd:buckets", "alp-kd:overlap", "alp-kd:mean"}
+RECIPES |= {"ckd-combine", *(f"ckd-combine:{kind}" for kind in ("overlap", "skip", "cross", "frozen"))}
 
 
 def per_example(case, loss):

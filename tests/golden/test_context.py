@@ -8,7 +8,7 @@ import torch
 from tests.golden.test_blends import per_example
 from tests.test_golden import Case, close
 
-RECIPES = {"ckd-context"}
+RECIPES = {"ckd-context", "ckd-context:code"}
 UNIFORM = [(0, 0), (1, 2), (2, 4), (3, 6)]  # with the embeddings
 
 

@@ -7,7 +7,7 @@ from limbeck.data.plan import FILL
 from tests.golden.test_earth_mover import learning
 from tests.test_golden import Case, close, linear, unit
 
-RECIPES = {"codir", "hid-cls-contrast"}
+RECIPES = {"codir", "codir:code", "hid-cls-contrast"}
 LABELS = torch.tensor([0, 1, 2, 0, 1, 1, 2, 0, 0, 1])
 IDS = [7, FILL, 2, 4]
 

@@ -8,7 +8,7 @@ from scipy.optimize import linprog
 from tests.golden.test_blends import per_example
 from tests.test_golden import Case, close, linear
 
-RECIPES = {"bert-emd", "emd-ild"}
+RECIPES = {"bert-emd", "bert-emd:code", "emd-ild", "emd-ild:code"}
 HEADS = 4
 
 
@@ -54,6 +54,12 @@ def new_weights(spent, weights, softmax):
     return turned / turned.sum()
 
 
+def embedded(case, fit):
+    """The squared error of the embeddings, a mean over the examples."""
+    ours, theirs = linear(fit, case.s.hidden_states[0]), case.t.hidden_states[0]
+    return per_example(case, lambda i, n: (ours[i, :n] - theirs[i, :n]).square().mean())
+
+
 @pytest.mark.parametrize("width", [32, 16])
 @pytest.mark.parametrize(
     ("recipe", "kinds", "softmax"),
@@ -72,8 +78,7 @@ def test_earth_mover(recipe, kinds, softmax, width):
         grids = {k: np.array([[distance(case, k, s, t, fit) for t in range(1, 7)] for s in (1, 2, 3)]) for k in kinds}
         rest = torch.tensor(0.0, dtype=torch.float64)
         if recipe != "emd-ild":
-            embedded = linear(fit, case.s.hidden_states[0]), case.t.hidden_states[0]
-            rest = per_example(case, lambda i, n: (embedded[0][i, :n] - embedded[1][i, :n]).square().mean())
+            rest = embedded(case, fit)
     soft = -(case.t.logits.softmax(-1) * case.s.logits.log_softmax(-1)).sum(-1).mean()
     sends, takes = np.full(3, 1 / 3), np.full(6, 1 / 6)
     learning(case)
@@ -89,6 +94,33 @@ def test_earth_mover(recipe, kinds, softmax, width):
         np.testing.assert_allclose(term.takes.numpy(), takes, rtol=1e-8)
 
 
+@pytest.mark.parametrize("width", [32, 16])
+def test_emd_ild_as_its_code(width):
+    """Scores and states each have weights of their own, which what was spent on the other does not move."""
+    case = Case("emd-ild:code", width=width)
+    terms = {"scores": case.distiller.terms["attention"], "hidden": case.distiller.terms["hidden"]}
+    fit = terms["hidden"].grids[0].aligner.map
+    assert case.distiller.terms["embeddings"].aligner.map is fit
+    with torch.no_grad():
+        grids = {k: np.array([[distance(case, k, s, t, fit) for t in range(1, 7)] for s in (1, 2, 3)]) for k in terms}
+        rest = embedded(case, fit)
+    weights = {k: (np.full(3, 1 / 3), np.full(6, 1 / 6)) for k in terms}
+    learning(case)
+    for _ in range(3):
+        flows = {k: transport(grids[k], *weights[k]) for k in terms}
+        layers = torch.tensor(sum((flows[k] * grids[k]).sum() for k in terms))
+        torch.testing.assert_close(case.loss(), rest + layers, rtol=1e-8, atol=1e-8)  # the solvers' own precision
+        for k, term in terms.items():
+            spent = flows[k] * grids[k]
+            weights[k] = tuple(new_weights(spent.sum(1 - i), weights[k][i], False) for i in (0, 1))
+            np.testing.assert_allclose(term.sends.numpy(), weights[k][0], rtol=1e-8)
+            np.testing.assert_allclose(term.takes.numpy(), weights[k][1], rtol=1e-8)
+            assert term.restart
+    assert not np.allclose(weights["scores"][1], weights["hidden"][1])
+
+
 def test_emd_ild_ends_with_the_predictions():
     case = Case("emd-ild", stage=1)
     close(case.loss(), -(case.t.logits.softmax(-1) * case.s.logits.log_softmax(-1)).sum(-1).mean())
+    coded = Case("emd-ild:code", stage=1)
+    close(coded.loss(), 4 * coded.kl(2))

@@ -12,7 +12,7 @@ from limbeck.spec import parse
 from tests.test_golden import Case, close, doubled, linear
 from tests.tiny import columns_for, tiny_batch, tiny_model
 
-RECIPES = {"ted", "universal-kd"}
+RECIPES = {"ted", "ted:kl", "ted:code", "universal-kd"}
 SANH, UNIFORM = [(1, 1), (2, 4), (3, 6)], [(1, 2), (2, 4), (3, 6)]
 
 

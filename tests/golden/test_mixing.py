@@ -14,7 +14,7 @@ from limbeck.spec import parse
 from tests.test_golden import close, doubled, linear
 from tests.tiny import tiny_batch, tiny_model
 
-RECIPES = {"cr-ild", "mixkd"}
+RECIPES = {"cr-ild", "cr-ild:mixup", "cr-ild:code", "mixkd"}
 STEPS = 40
 
 

@@ -12,7 +12,7 @@ from tests.golden.test_mixing import kl
 from tests.test_golden import close, doubled
 from tests.tiny import tiny_pair, tiny_texts
 
-RECIPES = {"cr-ild"}
+RECIPES = {"cr-ild:t5"}
 STEPS, STEP = 40, 30
 
 

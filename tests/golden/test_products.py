@@ -8,7 +8,8 @@ from tests.test_golden import Case, close, linear
 
 RECIPES = {
     "tinybert", "minilm", "minilmv2", "distilbert", "hid-cls", "hid-seq", "att-mse", "att-kl", "val-kl", "l-ild",
-    "u-ild",
+    "u-ild", "tinybert:code", "hid-cls:code", "hid-seq:code", "att-mse:hid-seq", "att-kl:hid-seq", "att-kl:val-kl",
+    "l-ild:code", "u-ild:code",
 }  # fmt: skip
 UNIFORM = [(1, 2), (2, 4), (3, 6)]
 LAST = [(3, 6)]

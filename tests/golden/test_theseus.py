@@ -15,7 +15,7 @@ from limbeck.recipe import resolve
 from tests.test_golden import close, doubled
 from tests.tiny import columns_for, tiny_batch, tiny_model
 
-RECIPES = {"theseus"}
+RECIPES = {"theseus", "theseus:code", "theseus:constant"}
 
 
 @pytest.mark.parametrize(

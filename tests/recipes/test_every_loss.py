@@ -71,7 +71,8 @@ def test_a_fixed_batch_gets_better(recipe):
     for index, stage in enumerate(ready.stages):
         history = thirty_steps(ready, index)
         assert 0 < history[-1] < 0.9 * history[0], stage.name
-        assert history[-1] < history[15] < history[0], stage.name
+        # Not step by step: predictions are there in ten, and swing about where they meet.
+        assert min(history[15:]) < min(history[:15]) < history[0], stage.name
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 from limbeck.engine.loop import Pace
 from limbeck.errors import LimbeckError
 from limbeck.recipe import Recipe
-from limbeck.spec import literal
+from limbeck.spec import literal, shares
 
 BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 # Keys that set a value of every stage.
@@ -19,6 +20,8 @@ STAGE = {
     "gradient_clipping": "clip",
     "optimizer.params.lr": "lr",
     "optimizer.params.weight_decay": "weight_decay",
+    "optimizer.params.betas": "betas",
+    "optimizer.params.eps": "eps",
     "scheduler.type": "schedule",
     "scheduler.params.warmup_max_lr": "lr",
     "scheduler.params.warmup_num_steps": "warmup",
@@ -31,8 +34,6 @@ ONLY: dict[str, tuple] = {
     "optimizer.type": ("AdamW", "Adam"),  # DeepSpeed's Adam decays weights as AdamW does, unless told not to
     "optimizer.params.adam_w_mode": (True,),
     "optimizer.params.bias_correction": (True,),
-    "optimizer.params.betas": ([0.9, 0.999],),
-    "optimizer.params.eps": (1e-8,),
     "scheduler.type": tuple(SCHEDULES),
     "scheduler.params.warmup_num_steps": (0,),  # a warm-up is a share of the steps here
     "scheduler.params.warmup_min_lr": (0,),
@@ -117,6 +118,11 @@ def _faults(asked: Mapping[str, Any]) -> Iterator[str]:
             yield f"{key} is {value!r}. Possible: {', '.join(map(str, ONLY[key]))}."
         elif key in BATCH and not (isinstance(value, int) and value > 0):
             yield f"{key} is {value!r}, and has to be a whole number from 1 on."
+        elif STAGE.get(key) == "betas":
+            with suppress(ValueError):
+                shares(value)
+                continue
+            yield f"{key} is {value!r}, and has to be two numbers from 0 to below 1."
         elif key in STAGE and key not in ONLY and not isinstance(value, int | float):
             yield f"{key} is {value!r}, and has to be a number."
         elif value and key not in HONOURED and not _ignored(key):

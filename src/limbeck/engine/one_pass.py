@@ -6,6 +6,7 @@ does of aligners, which have no copies: torch gives a few small weights to a few
 """
 
 import math
+import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -64,7 +65,7 @@ class OnePass:
         self.chunks = [(torch.tensor(found, device=device), *how) for how, found in alike.items()]
         self.decays = torch.tensor([place.group["weight_decay"] for place in places], device=device)
         (beta1, beta2), eps = optimizer.defaults["betas"], optimizer.defaults["eps"]
-        logs = {"LOG1": math.log(beta1), "LOG2": math.log(beta2)}
+        logs = {name: math.log(max(beta, sys.float_info.min)) for name, beta in (("LOG1", beta1), ("LOG2", beta2))}
         self.constants = {"BETA1": beta1, "BETA2": beta2, "EPS": eps, **logs}
         self.table = torch.zeros(len(places), 8, dtype=torch.int64, device=device)
         self.locate()

@@ -59,7 +59,8 @@ class Step:
         self.names = ["loss", *distiller.terms]
         self.parts = torch.zeros(len(self.names), device=device)
         cuda = device.type == "cuda"
-        self.optimizer = torch.optim.AdamW(groups(distiller, stage), fused=True, capturable=cuda)
+        adam = {"betas": tuple(stage.betas), "eps": stage.eps}
+        self.optimizer = torch.optim.AdamW(groups(distiller, stage), **adam, fused=True, capturable=cuda)
         self.rates = [group["lr"] for group in self.optimizer.param_groups]
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self.sharded = is_sharded(distiller.student)
@@ -68,8 +69,9 @@ class Step:
         alone = accelerator.num_processes == 1 and not self.sharded
         self.half_products = accelerator.mixed_precision == "bf16"
         self.module: nn.Module = distiller if alone or self.sharded else accelerator.prepare_model(distiller)
-        # What is recomputed asks the generator for its state, which a captured step cannot.
-        self.captures = captures(distiller, say) if cuda and alone and not eager and not recomputed else None
+        self.captures = None
+        if cuda and not eager:
+            self.captures = captures(distiller, say, alone=alone, recomputed=recomputed)
         self.stream = torch.cuda.Stream() if self.captures else None
         if cuda:
             prime(self.optimizer)
@@ -205,9 +207,15 @@ class Step:
             self.one_pass.locate()
 
 
-def captures(distiller: Distiller, say: Callable[[str], None]) -> Captures | None:
-    """Where steps are captured; None where a term says that they cannot be."""
+def captures(
+    distiller: Distiller, say: Callable[[str], None], *, alone: bool = True, recomputed: bool = False
+) -> Captures | None:
+    """Where steps are captured; None where something keeps them from it, which is said."""
     reasons = [f"{name}: {term.uncapturable}" for name, term in distiller.terms.items() if term.uncapturable]
+    if not alone:
+        reasons.append("processes wait for each other")
+    if recomputed:
+        reasons.append("what recomputes its activations asks the generator for its state")
     for reason in reasons:
         say(f"steps are not captured and run eagerly: {reason}")
     return None if reasons else Captures(say)
