@@ -399,6 +399,28 @@ def test_teacher_whose_weights_are_pickled(limbeck, tmp_path):
     assert_taught(status, said, ["pickled (.bin)", "can run any code", "save_pretrained"], tmp_path / "run")
 
 
+def test_what_else_is_wrong_is_not_said_to_be_pickled(limbeck, tmp_path):
+    for name, faults in (("empty", ["model.safetensors"]), ("broken", ["config.json"])):
+        copy = Path(shutil.copytree(toy.teacher("bert"), tmp_path / name))
+        (copy / "model.safetensors").rename(copy / ("training_args.bin" if name == "empty" else "pytorch_model.bin"))
+        if name == "broken":
+            (copy / "config.json").write_text("{", "utf8")
+        status, said = limbeck("distill", "kd", *asked(tmp_path / "run", teacher=copy))
+        assert_taught(status, said, [f'{name}" could not be loaded', *faults], tmp_path / "run")
+        assert "pickled" not in said
+
+
+def test_tables_of_sines_may_be_missing(tmp_path):
+    """transformers builds them; a published Pegasus has none."""
+    toy.save(toy.model("pegasus", auto="AutoModelForSeq2SeqLM"), tmp_path, bare=True)
+    weights = load_file(tmp_path / "model.safetensors")
+    tables = {name: weights.pop(name) for name in list(weights) if "embed_positions" in name}
+    assert len(tables) == 2
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    found = models.load_model(str(tmp_path)).state_dict()
+    assert all(torch.equal(found[name], table) for name, table in tables.items())
+
+
 def test_numbers_in_one_file_and_words_in_the_other(limbeck, tmp_path):
     """Which number is which word, nobody said: in alphabetical order half of all students would learn the reverse."""
     numbers = csv(tmp_path / "numbers.csv", [(text, ("farm", "wild").index(label)) for text, label in ROWS])

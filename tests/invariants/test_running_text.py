@@ -5,6 +5,7 @@ from functools import cache
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModel, AutoModelForMaskedLM
 
 import limbeck
@@ -50,6 +51,18 @@ def whole():
     out = toy.workplace() / "whole-text"
     distill("att-kl:val-kl", out)
     return out
+
+
+@pytest.mark.parametrize("head", ["MaskedLM", "TokenClassification", "QuestionAnswering"])
+@pytest.mark.parametrize("family", ["bert", "roberta", "mpnet"])
+def test_any_head_will_do(family, head, tmp_path):
+    """These have no pooler, which nothing reads here."""
+    checkpoint = toy.save(
+        toy.model(family, auto=f"AutoModelFor{head}"), tmp_path / "teacher", words=toy.tokenizer(family)
+    )
+    assert not [name for name in load_file(tmp_path / "teacher" / "model.safetensors") if "pooler" in name]
+    distill("minilm", tmp_path / "run", teacher=checkpoint)
+    assert {line["stage"] for line in toy.losses(tmp_path / "run")} == {"relations"}
 
 
 def test_pieces_are_the_whole(tmp_path):
