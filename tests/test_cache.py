@@ -1,12 +1,14 @@
 """The teacher's cache: the same answers as the teacher, and never somebody else's."""
 
 import re
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from safetensors import SafetensorError
 from transformers import ModernBertForTokenClassification
 
 import limbeck
@@ -16,11 +18,12 @@ from limbeck.data.encoding import Encoded
 from limbeck.data.plan import BUCKETS
 from limbeck.data.spec import DataSpec
 from limbeck.distiller import Distiller
-from limbeck.features import LOGITS
+from limbeck.features import LOGITS, Rows, seen_at
 from limbeck.folder import write_file
 from limbeck.objectives import Match
 from limbeck.prepare import prepare
 from limbeck.request import request
+from limbeck.spec import allowing
 from limbeck.taps import Site, Tap
 from limbeck.teachers import Cached, Live
 from tests import toy
@@ -28,6 +31,11 @@ from tests.tiny import every_family, tiny_model, tiny_pair
 
 CPU = torch.device("cpu")
 SITES = [("cls", 2), ("mean", 3), ("hidden", 1), ("hidden", 4), ("embeddings", 0), ("logits", LOGITS)]
+
+
+@seen_at("hidden", width="width", rows="example")
+def twice(seen, layer):
+    return Rows(2 * seen.hidden[layer][:, 0], seen.one_row)
 
 
 def examples(count: int = 23, seed: int = 0, pad: int = 1) -> Encoded:
@@ -145,6 +153,17 @@ def test_a_folder_is_shared_by_subsets_and_other_labels(tmp_path):
     assert all(torch.equal(a.values, b.values) for a, b in zip(tables, again))
 
 
+def test_equal_examples_take_as_long_as_others(tmp_path):
+    """As many again would take the square of it."""
+    model, data = tiny_model("bert"), subset(examples(), [5] * 3000)
+    built(model, data, [("cls", 2)], tmp_path)
+    began = time.monotonic()
+    tables, said = built(model, data, [("cls", 2)], tmp_path)
+    assert not said
+    assert time.monotonic() - began < 5
+    assert len({tuple(row) for row in tables[0].values.tolist()}) == 1
+
+
 def test_what_differs_is_another_entry(tmp_path, monkeypatch):
     model, data = tiny_model("bert"), examples()
     built(model, data, folder=tmp_path)
@@ -241,6 +260,38 @@ def test_what_finds_no_room_on_the_disk_is_not_stored(monkeypatch, tmp_path):
         assert len(tables) == 1
         assert bool(list((tmp_path / str(free)).rglob("*.safetensors"))) == stored
         assert ("not stored for other runs" in said[-1]) == (not stored)
+
+
+def test_room_is_needed_for_what_is_missing_alone(monkeypatch, tmp_path):
+    model, data = tiny_model("bert"), examples()
+    built(model, subset(data, range(22)), [("hidden", 4)], tmp_path)
+    real = cache.budget
+    few = size_of(model, subset(data, [22]), ("hidden", 4))
+    monkeypatch.setattr(cache, "budget", lambda *where: {**real(*where), "file": few})
+    assert len(built(model, data, [("hidden", 4)], tmp_path)[1]) == 1
+    assert not built(model, data, [("hidden", 4)], tmp_path)[1]
+
+
+@pytest.mark.parametrize("problem", [OSError("quota"), SafetensorError("I/O error")])
+def test_a_disk_that_fills_up_costs_no_run_its_answers(problem, monkeypatch, tmp_path):
+    model, data = tiny_model("bert"), examples()
+    expected = built(model, data, [("hidden", 4)])[0]
+
+    def full(*_, **__):
+        raise problem
+
+    monkeypatch.setattr(store, "save_file", full)
+    tables, said = built(model, data, [("hidden", 4)], tmp_path)
+    assert torch.equal(tables[0].values, expected[0].values)
+    assert said[-1].endswith(f"not stored for other runs, since {problem}")
+    assert not [file for file in tmp_path.rglob("*") if file.is_file()]
+
+
+def test_a_feature_of_ones_own_is_not_said_to_pair_positions():
+    model, data = tiny_model("bert"), examples()
+    with allowing(code=True):
+        for feature, why in ((f"{__name__}.twice", "code of your own"), ("attention", "it pairs positions")):
+            assert why in cache.choose(Tap(model, [(feature, 1)]), data, torch.float32, {"host": 10**9}).why
 
 
 def test_processes_find_room_alike(monkeypatch, tmp_path):

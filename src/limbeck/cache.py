@@ -17,11 +17,14 @@ from tempfile import NamedTemporaryFile
 import numpy as np
 import psutil
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from limbeck import architectures
 from limbeck.data.encoding import Encoded
 from limbeck.data.plan import FILL, Length, padded
+from limbeck.features import FEATURES
+from limbeck.spec import parse
 from limbeck.store import Layout, Store, Table, example_keys, file_name, fingerprint
 from limbeck.taps import Features, Site, Tap
 from limbeck.vocabulary import Predictor
@@ -62,7 +65,7 @@ def choose(tap: Tap, data: Encoded, dtype: torch.dtype, room: Mapping[str, int])
             layout = Layout.of(site, tap, dtype)
             place = _take(layout.size(data), left) if layout else None
             if layout is None or place is None:
-                why = "pairs positions" if layout is None else f"takes {layout.size(data) / 2**30:.1f} GiB"
+                why = f"takes {layout.size(data) / 2**30:.1f} GiB" if layout else _no_rows(site)
                 layers = architectures.shape(tap.model).at("decoder" if beyond else "encoder").layers
                 runs = f"the teacher runs {depth} of {layers} layers at every step"
                 return Choice(kept, f"{_name(site)} of the teacher is not cached, since it {why}: {runs}")
@@ -111,11 +114,8 @@ def build(
         answer = asked([table.layout.site for table in tables])
         batches = canonical(data, np.flatnonzero(missing), longest, ROWS.get(device.type, ROWS["cpu"]))
         _compute(answer, data, batches, tables, device)
-        if stores and _on_disk(choice, data) > room["file"]:
-            say(f"its answers are not stored for other runs, since the disk of {folder} has no room for them")
-            return tables
-        for table, store in zip(tables, stores):
-            store.add(table, data, keys, np.flatnonzero(missing))
+        if why := _not_stored(stores, tables, data, keys, np.flatnonzero(missing), room["file"]):
+            say(f"its answers are not stored for other runs, since {why}")
     return tables
 
 
@@ -181,6 +181,12 @@ def _reach(tap: Tap, site: Site) -> tuple[bool, int]:
     return alone.side == "decoder", alone.depth
 
 
+def _no_rows(site: Site) -> str:
+    """Why what a site gives is kept in no table."""
+    known = parse(site.feature).name in FEATURES
+    return "pairs positions" if known else "is what code of your own makes, whose versions no hash tells apart"
+
+
 def _take(size: int, room: dict[str, int]) -> str | None:
     """Where so many bytes find room, which is taken from it; None where they do not."""
     for place, free in room.items():
@@ -191,9 +197,19 @@ def _take(size: int, room: dict[str, int]) -> str | None:
     return None
 
 
-def _on_disk(choice: Choice, data: Encoded) -> int:
-    """The bytes of a disk that are taken where all is stored for other runs."""
-    return choice.size(data, "device", "host") + 2 * choice.size(data, "file")
+def _not_stored(
+    stores: list[Store], tables: list[Table], data: Encoded, keys: list[str], ids: np.ndarray, room: int
+) -> str | None:
+    """Store these examples for other runs; why not, where that cannot be. This run has them in any case."""
+    taken = sum(table.layout.size(data) for table in tables if table.mapped)  # beside what is kept for others
+    if stores and sum(table.layout.size(data, ids) for table in tables) > room - taken:
+        return "there is no room for them on the disk"
+    try:
+        for table, store in zip(tables, stores):
+            store.add(table, data, keys, ids)
+    except (OSError, SafetensorError) as error:  # another may have filled it meanwhile
+        return str(error)
+    return None
 
 
 def _disk(folder: Path) -> int:

@@ -70,9 +70,12 @@ class Layout:
         """Where the rows of an example lie."""
         return slice(*self.offsets(data)[example : example + 2]) if self.per_token else slice(example, example + 1)
 
-    def size(self, data: Encoded) -> int:
-        """The bytes they take."""
-        return self.rows(data) * self.width * self.dtype.itemsize
+    def size(self, data: Encoded, ids: np.ndarray | None = None) -> int:
+        """The bytes they take, all or those of some examples."""
+        rows = self.rows(data)
+        if ids is not None:
+            rows = int(np.diff(self.offsets(data))[ids].sum()) if self.per_token else len(ids)
+        return rows * self.width * self.dtype.itemsize
 
 
 @dataclass
@@ -102,8 +105,7 @@ class Store:
                 hits = [
                     (i, start, end)
                     for key, start, end in zip(stored, offsets[:-1], offsets[1:])
-                    for i in wanted.get(key, ())
-                    if not found[i]
+                    for i in wanted.pop(key, ())
                 ]
                 if hits:
                     values = file.get_tensor("values")
