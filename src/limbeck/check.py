@@ -135,7 +135,7 @@ def _stage(prepared: Prepared, index: int, unreached: list[str]) -> StageReport:
         unreached_modules=whole_modules(distiller, set(unreached)),
         student_sites=_sites(distiller.tap),
         teacher_sites=_sites(live.tap) if live else [],
-        teacher_blocks=(live.tap.depth, architectures.shape(live.model).layers) if live else None,
+        teacher_blocks=(live.tap.depth, architectures.shape(live.model).at(live.tap.side).layers) if live else None,
         keeps=prepared.keeps(index),
         terms=list(_terms(distiller, values, prepared)),
         # Weights of both, and for what trains its gradient and the optimiser's two moments.

@@ -160,20 +160,21 @@ def _execute(
     display = Display(quiet=quiet or not accelerator.is_main_process)
     prepared = prepare(asked)
     again = resume and folder.request.exists()
+    begun = again and Checkpoints(folder.checkpoints).newest() is not None
     half = accelerator.mixed_precision == "bf16"
     conditions = {**environment(), "precision": "bf16" if half else "fp32", "compile": pace.compile}
     if again:
         check_same(folder, prepared)
         if folder.finished:
             return _finished(folder, accelerator, display)
-        notes = [*notes, *filter(None, [moved(folder, conditions)])]
+        notes = [*notes, *filter(None, [moved(folder, conditions) if begun else None])]
     for note in (*notes, *prepared.notes):
         display.say(note)
     for index in range(len(prepared.stages)):
         prepared.set_trained(index)  # faults of any stage show now
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
-        _begin(folder, prepared, conditions, again=again)
+        _begin(folder, prepared, conditions, again=begun)
         display.keep_in(folder.said)
     accelerator.wait_for_everyone()
     if track:

@@ -116,7 +116,7 @@ def whole(value: Any) -> int:
 def shares(value: Any) -> list[float]:
     """Two numbers from 0 to below 1, such as AdamW's betas."""
     with suppress(ValueError, TypeError):
-        first, second = map(number, value)
+        first, second = map(number, () if isinstance(value, str) else value)
         if min(first, second) >= 0 and max(first, second) < 1:
             return [first, second]
     raise ValueError("two numbers from 0 to below 1, as [0.9, 0.999]")

@@ -109,6 +109,7 @@ def test_every_key_that_cannot_be_honoured_is_named():
     [
         ({"betas": 0.9}, r"optimizer.params.betas is 0.9, and has to be two numbers from 0 to below 1"),
         ({"betas": [0.9]}, r"betas is \[0.9\], and has to be two"),
+        ({"betas": ["0.9", "0.98"]}, r"betas is .*'0.9'.*, and has to be two"),
         ({"betas": [0.9, "high"]}, r"betas is .*'high'.*, and has to be two"),
         ({"betas": [0.9, 1]}, r"betas is \[0.9, 1\], and has to be two"),
         ({"eps": "tiny"}, r"optimizer.params.eps is 'tiny', and has to be a number"),

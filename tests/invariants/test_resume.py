@@ -298,6 +298,17 @@ def test_going_on_elsewhere_is_said_each_time(precision, recipe, tmp_path, monke
     assert said.count("precision was fp32, is bf16") == (2 if precision == "bf16" else 0)
 
 
+def test_a_run_without_a_checkpoint_begins_where_it_is_begun_again(recipe, tmp_path, monkeypatch):
+    fuse = Fuse(monkeypatch)
+    fuse.is_new = lambda at: fuse.armed and at == "before run"
+    with pytest.raises(Killed):
+        start(recipe, tmp_path / "run")
+    fuse.armed = False
+    start(recipe, tmp_path / "run", resume=True, pace=limbeck.Pace(precision="bf16"))
+    assert json.loads((tmp_path / "run" / "environment.json").read_text("utf8"))["precision"] == "bf16"
+    assert "elsewhere" not in (tmp_path / "run" / "log.txt").read_text("utf8")
+
+
 @pytest.mark.slow
 def test_sigkill(recipe, uninterrupted, tmp_path):
     out = tmp_path / "run"

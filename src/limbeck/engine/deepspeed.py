@@ -120,8 +120,8 @@ def _faults(asked: Mapping[str, Any]) -> Iterator[str]:
             yield f"{key} is {value!r}, and has to be a whole number from 1 on."
         elif STAGE.get(key) == "betas":
             with suppress(ValueError):
-                shares(value)
-                continue
+                if value == shares(value):  # numbers, and not what reads as such
+                    continue
             yield f"{key} is {value!r}, and has to be two numbers from 0 to below 1."
         elif key in STAGE and key not in ONLY and not isinstance(value, int | float):
             yield f"{key} is {value!r}, and has to be a number."
