@@ -234,6 +234,7 @@ PACES = {
     **{("ckd-context", task, 0): (epochs, None, lr) for task, (epochs, lr) in {"cola": (4, 5e-5), "sst2": (4, 4e-5),
        "rte": (6, 5e-5), "qnli": (4, 4e-5), "mrpc": (4, 3e-5), "stsb": (4, 5e-5), "mnli": (4, 4e-5),
        "qqp": (4, 5e-5)}.items()},
+    ("bert-emd:code", "rte", 0): (10, 32, 3e-5),
 }  # fmt: skip
 
 
@@ -251,8 +252,10 @@ CONSTANTS = {
         "att-mse", "att-mse:hid-seq", "att-kl", "att-kl:hid-seq", "att-kl:val-kl", "val-kl"), (0.98, 1e-6, 0.1, 0)),
     **dict.fromkeys(("ted", "ted:kl", "lwd"), (0.98, 1e-6, 0, 1)),
     **dict.fromkeys(("ted:code", "lwd:code"), (0.999, 1e-8, 0, 0)),
-    **dict.fromkeys(("l-ild:code", "u-ild:code", "emd-ild:code", "cr-ild:code", "tinybert:code"),
+    **dict.fromkeys(("l-ild:code", "u-ild:code", "emd-ild:code", "cr-ild:code", "tinybert:code", "bert-emd:code"),
         (0.999, 1e-6, 0.01, 1)),
+    "distilbert": (0.98, 1e-6, 0.01, 5),
+    "ckd-context:code": (0.999, 1e-8, 0, 1),
 }  # fmt: skip
 
 
@@ -271,9 +274,20 @@ def test_the_paces_of_language_models_and_of_running_text():
         for stage in resolve(name, task="causal-lm").stages:
             teds = (2.5e-4, 0.05, 0, [0.9, 0.98], 1e-6)
             assert (stage.lr, stage.warmup, stage.weight_decay, stage.betas, stage.eps) == teds
+    stage = resolve("distilbert", task="masked-lm").stages[0]
+    assert (stage.lr, stage.batch, stage.warmup, stage.weight_decay) == (5e-4, 250, 0.05, 0)
     for name in ("minilm", "minilmv2"):
         stage = resolve(name, task="text").stages[0]
         assert (stage.steps, stage.epochs, stage.batch, stage.lr, stage.warmup) == (400_000, None, 256, 3e-4, 0.01)
+
+
+def test_the_weight_of_predictions_in_ckds_code():
+    for tasks, alpha in (("cola mrpc mnli", 0.7), ("sst2 rte qnli stsb qqp", 0.9)):
+        for task in tasks.split():
+            terms = resolve("ckd-context", task=task).stages[0].objectives
+            assert (terms["labels"]["weight"], terms["logits"]["weight"]) == (pytest.approx(1 - alpha), alpha)
+            terms = resolve("ckd-context:code", task=task).stages[0].objectives
+            assert (terms["labels"]["weight"], terms["logits"]["weight"]) == (0, 1)  # where it is not read
 
 
 @pytest.mark.parametrize("name", ["cr-ild:code", "l-ild:code", "u-ild:code", "emd-ild:code"])
