@@ -332,6 +332,12 @@ def test_what_a_variant_changes():
     assert all(now is not None for _, _, now in variant_values("ted:code", None))  # it leaves nothing out
 
 
+@pytest.mark.parametrize("value", ["0.9", "[0.9]", "[0.9, 1]", "[0.9, high]", "'\"00\"'", "'00'"])
+def test_betas_are_two_numbers_below_one(value):
+    with pytest.raises(LimbeckError, match="two numbers from 0 to below 1"):
+        resolve("kd", overrides=[f"stages.*.betas={value}"])
+
+
 def test_what_is_set_wins_over_the_task_and_the_variant():
     recipe = resolve("ild-rtc", task="sst2", overrides=["stages.distil.lr=7e-5", "stages.distil.lr=8e-5"])
     assert recipe.stages[0].lr == 8e-5

@@ -79,6 +79,14 @@ def test_half_of_either_side_unless_told():
     assert (student.config.num_layers, student.config.num_decoder_layers) == (4, 1)
 
 
+def test_layers_that_run_are_those_of_the_side_that_is_read():
+    files, uneven = DataSpec(**data()), teacher("t5", num_decoder_layers=1)
+    first = examine(
+        prepare(request("l-ild", files, teacher=uneven, layers=2, decoder_layers=1, side="encoder")), {}
+    ).stages[0]
+    assert first.teacher_blocks == (4, 4)
+
+
 def test_sides_are_for_models_that_have_two():
     with pytest.raises(LimbeckError, match="one stack of layers"):
         prepare(request("lwd", DataSpec(**toy.data()), teacher=toy.teacher(), layers=2, side="encoder"))
