@@ -160,13 +160,14 @@ def _execute(
     display = Display(quiet=quiet or not accelerator.is_main_process)
     prepared = prepare(asked)
     again = resume and folder.request.exists()
-    begun = again and Checkpoints(folder.checkpoints).newest() is not None
+    begun = False
     half = accelerator.mixed_precision == "bf16"
     conditions = {**environment(), "precision": "bf16" if half else "fp32", "compile": pace.compile}
     if again:
         check_same(folder, prepared)
         if folder.finished:
             return _finished(folder, accelerator, display)
+        begun = Checkpoints(folder.checkpoints).newest() is not None
         notes = [*notes, *filter(None, [moved(folder, conditions) if begun else None])]
     for note in (*notes, *prepared.notes):
         display.say(note)
