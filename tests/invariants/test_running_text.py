@@ -65,6 +65,14 @@ def test_any_head_will_do(family, head, tmp_path):
     assert {line["stage"] for line in toy.losses(tmp_path / "run")} == {"relations"}
 
 
+def test_seeds_share_a_teacher_whose_pooler_is_drawn(tmp_path):
+    checkpoint = toy.save(toy.model(auto="AutoModelForMaskedLM"), tmp_path / "teacher")
+    for seed in (1, 2):
+        pace = limbeck.Pace(cache=str(tmp_path / "cache"))
+        distill("hid-seq", tmp_path / str(seed), teacher=checkpoint, seed=seed, pace=pace)
+        assert ("answers once" in (tmp_path / str(seed) / "log.txt").read_text("utf8")) == (seed == 1)
+
+
 def test_pieces_are_the_whole(tmp_path):
     distill("att-kl:val-kl", tmp_path / "run", pace=limbeck.Pace(log_every=1, micro_batch=3))
     assert_close(toy.weights(tmp_path / "run"), toy.weights(whole()))
