@@ -101,6 +101,13 @@ def test_predictions_alone(recipe):
     close(case.loss(), soft_ce(case))
 
 
+def test_tinyberts_code_has_the_mean_over_classes():
+    """A divergence, whose gradient is that of the soft cross-entropy."""
+    case = Case("tinybert:code", stage=1)
+    entropy = -(case.t.logits.softmax(-1) * case.t.logits.log_softmax(-1)).sum(-1).mean()
+    close(case.loss(), (soft_ce(case) - entropy) / case.t.logits.shape[-1])
+
+
 @pytest.mark.parametrize("recipe", ["tinybert", "l-ild", "u-ild"])
 def test_predictions_of_a_score(recipe):
     case = Case(recipe, stage=1, labels=1)
