@@ -275,6 +275,9 @@ def test_a_term_may_say_why_it_is_not_captured(monkeypatch):
     monkeypatch.setattr(Match, "uncapturable", "it asks the CPU")
     assert captures_of(module, said.append) is None
     assert said == ["steps are not captured and run eagerly: layers: it asks the CPU"]
+    monkeypatch.setattr(Labels, "uncapturable", "it asks the CPU")
+    assert captures_of(module, said.append) is None
+    assert said[1:] == ["steps are not captured and run eagerly: labels, layers: it asks the CPU"]  # once, of both
 
 
 @pytest.mark.parametrize(("how", "why"), [({"alone": False}, "processes wait"), ({"recomputed": True}, "generator")])

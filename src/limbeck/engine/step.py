@@ -211,7 +211,11 @@ def captures(
     distiller: Distiller, say: Callable[[str], None], *, alone: bool = True, recomputed: bool = False
 ) -> Captures | None:
     """Where steps are captured; None where something keeps them from it, which is said."""
-    reasons = [f"{name}: {term.uncapturable}" for name, term in distiller.terms.items() if term.uncapturable]
+    kept: dict[str, list[str]] = {}
+    for name, term in distiller.terms.items():
+        if term.uncapturable:
+            kept.setdefault(term.uncapturable, []).append(name)
+    reasons = [f"{', '.join(names)}: {why}" for why, names in kept.items()]
     if not alone:
         reasons.append("processes wait for each other")
     if recomputed:
