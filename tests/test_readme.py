@@ -1,9 +1,12 @@
 """The README's examples run as they stand, links of all pages lead somewhere, and tables are those of raw results."""
 
+import json
 import re
 import subprocess
 import sys
+from itertools import takewhile
 from pathlib import Path
+from statistics import mean, stdev
 
 import pytest
 
@@ -62,7 +65,7 @@ PERPLEXITIES = "wikitext-2 perplexity,wikitext-2 accuracy,wikitext-103 perplexit
     ("files", "options"),
     [
         (
-            ("mpnet-12-to-3", "mpnet-12-to-3-more", "mpnet-12-to-3-rest"),
+            ("mpnet-12-to-3", "mpnet-12-to-3-more", "mpnet-12-to-3-rest", "mpnet-12-to-3-again-cola"),
             ("--anew", "mpnet-12-to-3-again.json", "--columns", "rte,mrpc,stsb,cola"),
         ),
         (("squad-12-to-6", "squad-12-to-6-more"), ()),
@@ -81,3 +84,35 @@ def test_tables_of_results_are_those_of_the_raw_numbers(files: tuple[str, ...], 
     assert len(rows) >= 5
     page = (folder / "README.md").read_text("utf8").splitlines()
     assert not [row for row in rows if row not in page]
+
+
+def backed() -> dict[str, set[str]]:
+    """Of every recipe, all numbers that a comparison of MPNet's students gives: a file's scores on a task."""
+    numbers: dict[str, set[str]] = {}
+    for file in (ROOT / "docs" / "results").glob("mpnet-12-to-3*.json"):
+        scores: dict[tuple[str, str], list[float]] = {}
+        for row in json.loads(file.read_text("utf8"))["rows"]:
+            scores.setdefault((row["recipe"], row["task"]), []).append(row["student"])
+        for (recipe, _), values in scores.items():
+            deviation = f" ± {stdev(values):.1f}" if len(values) > 1 else ""
+            numbers.setdefault(recipe, set()).add(f"{mean(values):.1f}{deviation}")
+    return numbers
+
+
+def test_tables_of_reasons_are_those_of_the_raw_numbers() -> None:
+    """Each cell is one that the raw results give for its row's recipe; the first table is compared row by row above."""
+    page = (ROOT / "docs" / "results" / "README.md").read_text("utf8")
+    section = page[page.index("### What holds recipes back") : page.index("## Question answering")]
+    numbers, checked, wrong = backed(), 0, []
+    for line in section.splitlines():
+        if not line.startswith("| ") or line.startswith(("| ---", "| recipe", "| second stage")):
+            continue
+        row, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+        recipe = "".join(takewhile(lambda letter: letter not in " ,", row))
+        allowed = numbers.get(recipe) or set().union(*numbers.values())
+        for cell in filter(None, (re.sub(r"[*\\].*|\(.*\)", "", cell).strip() for cell in cells)):
+            if re.match(r"\d", cell):
+                checked += 1
+                wrong += [] if cell in allowed else [f"{row}: {cell}"]
+    assert checked > 150
+    assert not wrong
