@@ -26,6 +26,14 @@ RECIPES = [
     name for base in book.shipped() for name in (base, *(f"{base}:{v}" for v in book.read(base).get("variants", {})))
 ]
 
+# The papers' families; a variant differs from its recipe in other ways than a family does.
+PAIRS = [
+    (name, family)
+    for name in RECIPES
+    for family in ("bert", "roberta", "distilbert", "electra", "mpnet", "deberta-v2")
+    if family == "bert" or ":" not in name
+]
+
 FEW, SMALL = toy.data(16, 16), ("stages.*.batch=8",)
 
 SCORES = {
@@ -44,9 +52,9 @@ def train(recipe, out, family="bert", *, labels=toy.LABELS, **asked):
 
 
 @cache
-def whole(recipe):
-    """A run on BERT that nothing disturbs."""
-    return train(recipe, toy.workplace() / f"whole-{recipe.replace(':', '-')}")
+def whole(recipe, family="bert"):
+    """A run that nothing disturbs."""
+    return train(recipe, toy.workplace() / f"whole-{recipe.replace(':', '-')}-{family}", family)
 
 
 def assert_left(run, recipe):
@@ -83,7 +91,7 @@ def test_trains_on_every_family(recipe, family, tmp_path):
         with pytest.raises(LimbeckError, match=r"layers of modernbert are of several types \(full.*sliding"):
             train(recipe, tmp_path / "run", family)
         return
-    run = whole(recipe) if family == "bert" else train(recipe, tmp_path / "run", family)
+    run = whole(recipe, family)
     scores = assert_left(run, recipe)
     assert scores["metric"] == "accuracy"
     assert scores["split"] == scores["selected_on"] == "dev"
@@ -133,8 +141,8 @@ class Killed(BaseException):
     """Nothing may catch this, as nothing catches SIGKILL."""
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_a_run_killed_in_every_stage_ends_as_if_nothing_had_happened(recipe, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("recipe", "family"), PAIRS)
+def test_a_run_killed_in_every_stage_ends_as_if_nothing_had_happened(recipe, family, tmp_path, monkeypatch):
     pace = limbeck.Pace(log_every=1, save_every=0)
     killed, log = [], RunFolder.log
 
@@ -148,10 +156,10 @@ def test_a_run_killed_in_every_stage_ends_as_if_nothing_had_happened(recipe, tmp
     stages = [stage.name for stage in book.resolve(recipe).stages]
     for _ in stages:
         with pytest.raises(Killed):
-            train(recipe, tmp_path / "run", pace=pace, resume=True)
-    run = train(recipe, tmp_path / "run", pace=pace, resume=True)
+            train(recipe, tmp_path / "run", family, pace=pace, resume=True)
+    run = train(recipe, tmp_path / "run", family, pace=pace, resume=True)
     assert killed == stages
-    expected = whole(recipe)
+    expected = whole(recipe, family)
     assert toy.metrics(run.folder) == toy.metrics(expected.folder)
     found, expected = toy.weights(run.folder), toy.weights(expected.folder)
     assert found.keys() == expected.keys()
