@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -24,8 +25,12 @@ class RunFolder:
         self.checkpoints = self.path / "checkpoints"
         self.scores = self.path / "scores.json"
         self.student = self.path / "student"
-        self.aligners = self.path / "aligners.safetensors"
         self.report = self.path / "report.html"
+
+    def aligners(self, stage: str | None = None) -> Path:
+        """Where what was trained beside the student is kept: in the last stage, or in the earlier one of that name."""
+        of = f"-{re.sub(r'[^A-Za-z0-9_.-]', '-', stage)}" if stage else ""
+        return self.path / f"aligners{of}.safetensors"
 
     @property
     def finished(self) -> bool:

@@ -238,6 +238,8 @@ def _train(
         if light is not None and "teacher" in loop.modules:
             load_into(light, loop.modules["teacher"].state_dict())
         _train_stage(prepared, loop, state, checkpoint if checkpoint and state.step > 0 else None)
+        if accelerator.is_main_process and state.stage + 1 < len(prepared.stages):
+            _leave_beside(prepared.distillers[state.stage], folder.aligners(prepared.stages[state.stage].name))
         state = State(stage=state.stage + 1, seconds=state.seconds, logged=folder.logged())
         loop.checkpoints.save(state, _between(prepared, loop, state), None)
         accelerator.wait_for_everyone()
@@ -328,8 +330,7 @@ def _leave(prepared: Prepared, folder: RunFolder, scores: dict[str, Any]) -> Non
         (place / "README.md").write_text(_card(prepared, scores), encoding="utf8")
 
     write_folder(folder.student, save_student)
-    if beside := _beside(prepared.distillers[-1]):
-        write_file(folder.aligners, lambda place: save_file(gathered(beside), place))
+    _leave_beside(prepared.distillers[-1], folder.aligners())
     write_json(folder.scores, scores)
     _tidy(folder)
 
@@ -347,14 +348,16 @@ def _card(prepared: Prepared, scores: dict[str, Any]) -> str:
     )
 
 
-def _beside(distiller: Distiller) -> dict[str, torch.Tensor]:
-    """What was trained beside the student and may be of use without it."""
-    return {
+def _leave_beside(distiller: Distiller, place: Path) -> None:
+    """Keep what a stage trained beside the student and may be of use without it, if anything."""
+    beside = {
         f"{name}.{key}": value
         for name, term in distiller.terms.items()
         for key, value in term.state_dict().items()
         if not key.startswith(term.passing)
     }
+    if beside:
+        write_file(place, lambda place: save_file(gathered(beside), place))
 
 
 def _tidy(folder: RunFolder) -> None:

@@ -6,7 +6,7 @@ import torch
 from scipy.optimize import linprog
 
 from tests.golden.test_blends import per_example
-from tests.test_golden import Case, close, linear
+from tests.test_golden import EXACT, Case, close, linear
 
 RECIPES = {"bert-emd", "bert-emd:code", "emd-ild", "emd-ild:code"}
 HEADS = 4
@@ -89,12 +89,12 @@ def test_earth_mover(recipe, kinds, softmax, width):
         flows = {k: transport(grid, sends, takes) for k, grid in grids.items()}
         layers = torch.tensor(sum((flows[k] * grids[k]).sum() for k in kinds))
         expected = layers if recipe == "emd-ild" else soft + 0.01 * (rest + layers)
-        torch.testing.assert_close(case.loss(), expected, rtol=1e-8, atol=1e-8)  # the solvers' own precision
+        torch.testing.assert_close(case.loss(), expected, **EXACT)
         spent = [flows[k] * grids[k] for k in kinds]
         sends = np.mean([new_weights(s.sum(1), sends, softmax) for s in spent], 0)
         takes = np.mean([new_weights(s.sum(0), takes, softmax) for s in spent], 0)
-        np.testing.assert_allclose(term.sends.numpy(), sends, rtol=1e-8)
-        np.testing.assert_allclose(term.takes.numpy(), takes, rtol=1e-8)
+        np.testing.assert_allclose(term.sends.numpy(), sends, rtol=1e-10)
+        np.testing.assert_allclose(term.takes.numpy(), takes, rtol=1e-10)
 
 
 @pytest.mark.parametrize("width", [32, 16])
@@ -112,12 +112,12 @@ def test_emd_ild_as_its_code(width):
     for _ in range(3):
         flows = {k: transport(grids[k], *weights[k]) for k in terms}
         layers = torch.tensor(sum((flows[k] * grids[k]).sum() for k in terms))
-        torch.testing.assert_close(case.loss(), rest + layers, rtol=1e-8, atol=1e-8)  # the solvers' own precision
+        torch.testing.assert_close(case.loss(), rest + layers, **EXACT)
         for k, term in terms.items():
             spent = flows[k] * grids[k]
             weights[k] = tuple(new_weights(spent.sum(1 - i), weights[k][i], False) for i in (0, 1))
-            np.testing.assert_allclose(term.sends.numpy(), weights[k][0], rtol=1e-8)
-            np.testing.assert_allclose(term.takes.numpy(), weights[k][1], rtol=1e-8)
+            np.testing.assert_allclose(term.sends.numpy(), weights[k][0], rtol=1e-10)
+            np.testing.assert_allclose(term.takes.numpy(), weights[k][1], rtol=1e-10)
             assert term.restart
     assert not np.allclose(weights["scores"][1], weights["hidden"][1])
 

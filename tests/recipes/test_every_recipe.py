@@ -52,7 +52,7 @@ def train(recipe, out, family="bert", *, labels=toy.LABELS, **asked):
 
 
 @cache
-def whole(recipe, family="bert"):
+def whole(recipe, family):
     """A run that nothing disturbs."""
     return train(recipe, toy.workplace() / f"whole-{recipe.replace(':', '-')}-{family}", family)
 
@@ -161,6 +161,11 @@ def test_a_run_killed_in_every_stage_ends_as_if_nothing_had_happened(recipe, fam
     assert killed == stages
     expected = whole(recipe, family)
     assert toy.metrics(run.folder) == toy.metrics(expected.folder)
+    beside, theirs = (
+        {path.name: load_file(path) for path in one.folder.glob("*.safetensors")} for one in (run, expected)
+    )
+    assert {name: list(held) for name, held in beside.items()} == {name: list(held) for name, held in theirs.items()}
+    assert all(torch.equal(held[key], theirs[name][key]) for name, held in beside.items() for key in held)
     found, expected = toy.weights(run.folder), toy.weights(expected.folder)
     assert found.keys() == expected.keys()
     assert [name for name in found if not torch.equal(found[name], expected[name])] == []
@@ -180,9 +185,21 @@ def test_a_narrower_student_with_other_heads(recipe, tmp_path):
 
 
 def test_what_only_training_needs_is_not_left():
-    assert not (whole("prokt").folder / "aligners.safetensors").exists()  # a whole teacher
-    left = load_file(whole("codir").folder / "aligners.safetensors")  # memory banks
+    assert not (whole("prokt", "bert").folder / "aligners.safetensors").exists()  # a whole teacher
+    left = load_file(whole("codir", "bert").folder / "aligners.safetensors")  # memory banks
     assert {name.rpartition(".")[0] for name in left} == {"contrast.maps.student", "contrast.maps.teacher"}
+
+
+def test_what_an_earlier_stage_trained_beside_the_student_is_left_too():
+    folder = whole("universal-kd", "bert").folder
+    assert {path.name for path in folder.glob("*.safetensors")} == {
+        f"aligners-{s}.safetensors" for s in ("classifiers", "layers")
+    }
+    learnt = load_file(folder / "aligners-layers.safetensors")
+    assert any(".student." in name for name in learnt)
+    assert any(".teacher." in name for name in learnt)
+    weights = load_file(whole("emd-ild", "bert").folder / "aligners-layers.safetensors")
+    assert {"layers.sends", "layers.takes"} <= set(weights)  # how much each layer counted
 
 
 @pytest.mark.parametrize("kind", ["mlp", "next-layer", "all-next-layers"])
