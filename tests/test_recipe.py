@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from limbeck import recipe as recipes
 from limbeck.errors import LimbeckError
 from limbeck.objectives import build
-from limbeck.recipe import Recipe, Stage, read, resolve, save, shipped, task_values, validate, variant_values
+from limbeck.recipe import Recipe, Stage, described, read, resolve, save, shipped, task_values, validate, variant_values
 from limbeck.spec import number
 
 NAMES = shipped()
@@ -235,6 +235,9 @@ PACES = {
        "rte": (6, 5e-5), "qnli": (4, 4e-5), "mrpc": (4, 3e-5), "stsb": (4, 5e-5), "mnli": (4, 4e-5),
        "qqp": (4, 5e-5)}.items()},
     ("bert-emd:code", "rte", 0): (10, 32, 3e-5),
+    # the published commands', whatever the task
+    **{("tinybert:code", task, at): pace for task in (None, "cola", "mnli") for at, pace in
+       ((0, (10, 32, 5e-5)), (1, (3, 32, 3e-5)))},
 }  # fmt: skip
 
 
@@ -316,6 +319,19 @@ def test_a_variants_values_for_tasks_are_shown_and_stand_alone():
     weights = [resolve("cr-ild:t5", task=task).stages[0].objectives["attention-consistency"]["weight"]
                for task in (None, "mrpc", "rte")]  # fmt: skip
     assert weights == ["ramp(0.2)", "ramp(0.2)", "ramp(0.3)"]
+
+
+@pytest.mark.parametrize(
+    "name", [one for base in shipped() for one in (base, *(f"{base}:{v}" for v in read(base).get("variants", {})))]
+)
+def test_a_recipe_as_it_is_shown_is_the_recipe(name, tmp_path):
+    """For every task: it may be saved, and changed."""
+    text = described(name)["yaml"]
+    assert "&" not in text  # nothing is said by reference
+    path = tmp_path / "mine.yaml"
+    path.write_text(text, encoding="utf8")
+    for task in (None, *described(name).get("tasks", {})):
+        assert resolve(str(path), task=task).plain() == resolve(name, task=task).plain()
 
 
 def test_what_a_variant_changes():

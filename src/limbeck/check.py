@@ -183,6 +183,8 @@ def _what(objective: Objective) -> str:
 
 def _probe(distiller: Distiller, batch: dict[str, Tensor]) -> dict[str, Tensor]:
     distiller.at(0, 0)
+    if distiller.mixup:
+        distiller.mixup.halve()  # a draw may leave examples as they are
     with torch.no_grad():
         return distiller.eval()(**_there(distiller, batch)).parts
 

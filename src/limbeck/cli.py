@@ -331,12 +331,16 @@ def check(
     from limbeck.check import examine, shown
     from limbeck.data.spec import DataSpec
     from limbeck.prepare import prepare
-    from limbeck.recipe import task_values, variant_values
+    from limbeck.recipe import task_values, variant_tasks, variant_values
     from limbeck.request import request
 
     asked = request(recipe, DataSpec.named(**asdict(data)), **asdict(models), **change.options())
     task = asked.data.task_name
     report = examine(prepare(asked), task_values(recipe, task), variant_values(recipe, task))
+    if not report.variant_values and (tasks := variant_tasks(recipe)):
+        report.notes.append(
+            f"here {recipe} is the plain recipe: it has other values for {', '.join(tasks)}, with --task"
+        )
     out.print_json(data=report.plain()) if as_json else out.print(shown(report), soft_wrap=False)
 
 

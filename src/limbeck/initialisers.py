@@ -158,7 +158,7 @@ def embeddings(start: Start, *, frozen: bool = False) -> None:
     if any(name not in theirs or theirs[name].shape != parameter.shape for name, parameter in ours.items()):
         raise LimbeckError(
             f"the teacher's embeddings ({_said(start.teacher)}) do not fit the student ({_said(start.student)}). "
-            "Reusing them needs one family and one width."
+            "Reusing them needs one family and one width: give such a student, or --layers to make one of the teacher."
         )
     start.student.load_state_dict({name: theirs[name] for name in ours}, strict=False)
     start.frozen |= set(ours) if frozen else set()

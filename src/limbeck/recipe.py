@@ -85,9 +85,11 @@ def listed() -> list[dict[str, Any]]:
 
 
 def described(name: str) -> dict[str, Any]:
-    """All about one recipe, or one of its variants: its card, and itself as YAML."""
-    base = name.partition(":")[0]
-    return {**read(base), "card": card(base) or "", "yaml": save(resolve(name))}
+    """All about one recipe, or one of its variants: its card, and itself as YAML, with its values for tasks."""
+    base, _, variant = name.partition(":")
+    tasks = _varied(base, variant).get("tasks")
+    values = yaml.safe_dump({"tasks": tasks}, sort_keys=False, allow_unicode=True, width=110) if tasks else ""
+    return {**read(base), "card": card(base) or "", "yaml": save(resolve(name)) + values}
 
 
 def read(name: str) -> dict[str, Any]:
@@ -165,6 +167,13 @@ def variant_values(name: str, task: str | None) -> list[tuple[str, Any, Any]]:
     """What a variant changes of the plain recipe: path, was, is."""
     plain = resolve(name.partition(":")[0], task=task).plain()
     return [change for change in differences(plain, resolve(name, task=task).plain()) if change[0] != "name"]
+
+
+def variant_tasks(name: str) -> list[str]:
+    """The tasks for which a variant has values of its own."""
+    base, _, variant = name.partition(":")
+    own, plain = (_varied(base, one).get("tasks") or {} for one in (variant, ""))
+    return [task for task in own if own[task] != plain.get(task)]
 
 
 def differences(before: Any, now: Any, path: str = "") -> Iterable[tuple[str, Any, Any]]:

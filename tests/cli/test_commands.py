@@ -176,7 +176,20 @@ def test_check_shows_what_a_variant_changes(limbeck):
     assert f"  {path}: uniform(last=false) → top(last=false)\n" in limbeck("check", "pkd:last", *asked()).out
     shown = json.loads(limbeck("check", "pkd:last", "--json", *asked()).out)
     assert shown["variant_values"] == [[path, "uniform(last=false)", "top(last=false)"]]
-    assert "differs from the plain recipe" not in limbeck("check", "pkd", *asked()).out
+    said = limbeck("check", "pkd", *asked()).out
+    assert "differs from the plain recipe" not in said
+    assert "is the plain recipe" not in said
+    said = " ".join(limbeck("check", "ild:four-layers", *asked()).out.split())
+    assert "here ild:four-layers is the plain recipe: it has other values for sst2, qnli, mrpc" in said
+
+
+def test_check_mixes_examples_half_and_half(limbeck):
+    """Whatever the first step draws, so that the parts that compare mixtures show their size."""
+    runs = (limbeck("check", "cr-ild", "--json", *asked(seed=seed)).out for seed in (2, 3, 4))
+    for terms in (json.loads(run)["stages"][0]["terms"] for run in runs):
+        values = {term["name"]: term["value"] for term in terms}
+        assert values["hidden-consistency"] > 1e-5
+        assert values["attention-consistency"] > 1e-6
 
 
 def test_check_takes_the_data_options(limbeck):

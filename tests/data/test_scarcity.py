@@ -186,6 +186,12 @@ def test_a_stage_with_labels_takes_no_other_data():
         prepare(asked)
 
 
+@pytest.mark.parametrize("name", ["sentences.txt", "more/texts", "."])
+def test_a_supplement_that_is_no_data_file_is_no_task_either(name):
+    with pytest.raises(LimbeckError, match=r"is neither a task nor a file of \.tsv, \.jsonl"):
+        prepared("cr-ild", supplement=name)
+
+
 def test_contrast_needs_the_labels_of_its_own_data():
     other = toy.data(96, 8)["train"]
     asked = request(

@@ -98,6 +98,8 @@ def load_inputs(name: str, beside: DataSpec, kind: Kind = KINDS["classification"
         spec, task = DataSpec(train=name, **own), None
     elif kind.writes:
         raise _nothing_written(name)
+    elif Path(name).exists() or Path(name).suffix or Path(name).name != name:
+        raise LimbeckError(f'the supplement "{name}" is neither a task nor a file of {", ".join(SUFFIXES)}.')
     else:
         spec, task = DataSpec(task=name, data=beside.data), find_task(name)
         if beside.data is None:

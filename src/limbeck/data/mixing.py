@@ -59,6 +59,11 @@ class Mixup(nn.Module):
         self.share.fill_(share)
         self.keys.copy_(torch.from_numpy(keys), non_blocking=True)
 
+    def halve(self) -> None:
+        """Mix the first row with the last one, and so on, half and half, in place of a draw."""
+        self.share.fill_(0.5)
+        self.keys.copy_(torch.arange(len(self.keys), 0, -1) / (len(self.keys) + 1))
+
     def forward(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """The batch with the union of each pair's masks, its `share` and each row's `partner`."""
         partner = self._partners(batch)
