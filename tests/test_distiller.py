@@ -265,6 +265,21 @@ def test_features_of_the_teacher_may_be_given(pair):
     assert parts(distiller, batch, teacher_features=changed)["tokens"] != own["tokens"]
 
 
+def test_layer_weights_are_those_of_the_terms(pair):
+    teacher, student = pair
+    terms = {
+        "logits": Logits(),
+        "layers": Match("cls", map="uniform", align="linear"),
+        "mean": Match("mean", map="last", align="linear"),
+    }
+    distiller = Distiller(teacher, student, terms)
+    found = distiller.layer_weights(**tiny_batch(student))
+    assert found.keys() == {"layers", "mean"}  # predictions have none
+    assert found["mean"].tolist() == [[1.0]]
+    sides = distiller.tap(**tiny_batch(student)), distiller.teacher.features(**tiny_batch(student))
+    assert torch.equal(found["layers"], distiller.terms["layers"].layer_weights(*sides, {}))
+
+
 def test_parts_of_a_list_are_named_by_their_kind(pair):
     objectives = [
         Labels(),

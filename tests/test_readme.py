@@ -33,6 +33,21 @@ def test_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert ("the student is in" if name == "distill" else "match") in printed
 
 
+def test_layer_weights_of_a_finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    """As docs/architecture.md asks for them; what the run has learnt is in them."""
+    monkeypatch.chdir(tmp_path)
+    grammar.write(tmp_path, train=48, dev=16)
+    toy.save(toy.model(), tmp_path / "teacher")
+    toy.distill(
+        "ckd-combine", Path("runs/ckd"), teacher="teacher", set=("stages.*.lr=0.1",), train="train.csv", eval="dev.csv"
+    )
+    page = (ROOT / "docs" / "architecture.md").read_text("utf8")
+    code = re.search(r"<!-- example: layer weights -->\n```python\n(.*?)```", page, flags=re.DOTALL).group(1)
+    exec(compile(code, "architecture.md (layer weights)", "exec"), {})
+    assert "tensor([[" in (printed := capsys.readouterr().out)
+    assert "0.5000" not in printed  # two layers to a map, which began as their mean
+
+
 def test_every_recipe_is_named() -> None:
     from limbeck.recipe import shipped
 

@@ -143,21 +143,39 @@ class Distiller(nn.Module):
         """
         batch = self.masking(batch) if self.masking else batch
         mixed = self.mixup(batch) if self.mixup else batch
-        if teacher_features is None:
-            teacher_features = self.teacher.features(**mixed) if self.teacher else {}
-        features = {
-            "teacher": teacher_features,
-            "student": self.tap(**mixed) if self.tap.sites else {},
-            "plain": self._plain(batch),
-        }
-        if self.teacher:
-            self.teacher.join()
+        features = self._features(batch, mixed, teacher_features)
         weight = batch.get("weight")
         with full_precision(batch["input_ids"]):
             losses = {n: term(*(features[side] for side in term.sides), mixed) for n, term in self.terms.items()}
             parts = _means(torch.stack(list(losses.values())), weight, batch.get("count"))
             loss = (torch.stack([term.scale for term in self.terms.values()]) * parts).sum()
         return Output(loss, dict(zip(self.terms, parts)), losses)
+
+    @torch.no_grad()
+    def layer_weights(self, **batch: Any) -> dict[str, Tensor]:
+        """On a batch, of every objective that compares layers: how much each of the student's (rows, its
+        `layers.student`) meets each of the teacher's (columns, its `layers.teacher`)."""
+        mixed = self.mixup(batch) if self.mixup else batch
+        features = self._features(batch, mixed)
+        found: dict[str, Tensor] = {}
+        with full_precision(batch["input_ids"]):
+            for name, term in self.terms.items():
+                one, other = (features[side] for side in term.sides)
+                weights = term.layer_weights(one, other, mixed)
+                found |= {} if weights is None else {name: weights}
+        return found
+
+    def _features(
+        self, batch: Mapping[str, Any], mixed: Mapping[str, Any], teacher: Features | None = None
+    ) -> dict[str, Features]:
+        """What every side says: of the inputs as they were mixed, and as they are."""
+        if teacher is None:
+            teacher = self.teacher.features(**mixed) if self.teacher else {}
+        student = self.tap(**mixed) if self.tap.sites else {}
+        features = {"teacher": teacher, "student": student, "plain": self._plain(batch)}
+        if self.teacher:
+            self.teacher.join()
+        return features
 
     def _plain(self, batch: Mapping[str, Any]) -> Features:
         """The student on the inputs as they are, where they are mixed and somebody reads both."""
