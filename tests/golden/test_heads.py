@@ -123,11 +123,17 @@ def test_ted_teaches_the_filters_of_any_other_student_too(width):
 def test_ted_kl(labels):
     """The heads are kept, and their predictions compared; squared differences where they are scores."""
     case = Staged("ted:kl", own=16, labels=labels)
-    layers, soft = [], 4 * case.kl(2) if labels == 3 else (case.s.logits - case.t.logits)[:, 0].square().mean()
+    taught, layers, soft = (
+        [],
+        [],
+        4 * case.kl(2) if labels == 3 else (case.s.logits - case.t.logits)[:, 0].square().mean(),
+    )
     for i, (s, t) in enumerate(SANH):
         ours = head(case.filters.student.heads[i], linear(case.filters.student.filters[i], case.s.hidden_states[s]))
         theirs = head(case.filters.teacher.heads[i], linear(case.filters.teacher.filters[i], case.t.hidden_states[t]))
+        taught += [case.task(ours), case.task(theirs)]
         layers.append(divergence(ours, theirs) if labels == 3 else (ours - theirs).square().mean())
+    close(case.at(0), sum(taught))
     close(case.at(1), case.task(case.s.logits) + 2.5 * soft + 20 * sum(layers))
 
 

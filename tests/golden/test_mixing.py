@@ -115,9 +115,10 @@ def test_cr_ild_begins_and_ends():
     assert [terms[name].scale.item() for name in terms] == [1, 1, 0.1, 0.1]
 
 
-def test_cr_ild_in_its_second_stage():
+@pytest.mark.parametrize("recipe", ["cr-ild", "cr-ild:mixup"])
+def test_cr_ild_in_its_second_stage(recipe):
     """Cross-entropy with the teacher's predictions on plain inputs; no labels."""
-    case = Mixed("cr-ild", 1)
+    case = Mixed(recipe, 1)
     assert case.distiller.mixup is None
     close(case.loss(), -(torch.softmax(case.t.logits, -1) * F.log_softmax(case.s.logits, -1)).sum(-1).mean())
 
