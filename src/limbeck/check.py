@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from typing import Any
@@ -77,6 +77,7 @@ class Report:
     notes: list[str]
     task_values: dict[str, Any]
     variant_values: list[tuple[str, Any, Any]]  # path, was, is
+    variant_tasks: list[str]  # for which the variant has values of its own
     student: dict[str, int]
     teacher: dict[str, int] | None
     stages: list[StageReport] = field(default_factory=list)
@@ -87,14 +88,18 @@ class Report:
 
 
 def examine(
-    prepared: Prepared, task_values: dict[str, Any], variant_values: list[tuple[str, Any, Any]] | None = None
+    prepared: Prepared,
+    task_values: dict[str, Any],
+    variant_values: Sequence[tuple[str, Any, Any]] = (),
+    variant_tasks: Sequence[str] = (),
 ) -> Report:
     """Run one small step of every stage and say what it showed; nothing is written and no weight moves."""
     report = Report(
         prepared.request.recipe.name,
         prepared.notes,
         task_values,
-        variant_values or [],
+        list(variant_values),
+        list(variant_tasks),
         _model(prepared.student),
         _model(prepared.teacher) if prepared.teacher is not None else None,
     )
@@ -254,6 +259,9 @@ def shown(report: Report) -> Group:
         for path, *values in report.variant_values:
             was, now = ("nothing" if value is None else value for value in values)
             parts.append(Text(f"  {path}: {was} → {now}"))
+    elif report.variant_tasks:
+        tasks = ", ".join(report.variant_tasks)
+        parts.append(Text(f"here the variant is the plain recipe: it has values of its own for {tasks}, with --task"))
     for who, model in (("teacher", report.teacher), ("student", report.student)):
         if model:
             parts.append(

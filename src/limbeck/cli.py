@@ -336,11 +336,8 @@ def check(
 
     asked = request(recipe, DataSpec.named(**asdict(data)), **asdict(models), **change.options())
     task = asked.data.task_name
-    report = examine(prepare(asked), task_values(recipe, task), variant_values(recipe, task))
-    if not report.variant_values and (tasks := variant_tasks(recipe)):
-        report.notes.append(
-            f"here {recipe} is the plain recipe: it has other values for {', '.join(tasks)}, with --task"
-        )
+    changes = variant_values(recipe, task), variant_tasks(recipe)
+    report = examine(prepare(asked), task_values(recipe, task), *changes)
     out.print_json(data=report.plain()) if as_json else out.print(shown(report), soft_wrap=False)
 
 

@@ -141,9 +141,7 @@ class Distiller(nn.Module):
         `batch` holds the token columns and `labels`. `weight` (0 leaves an example out) and `count` (the number of
         examples of the whole optimiser batch, where this is a piece of it) are optional.
         """
-        batch = self.masking(batch) if self.masking else batch
-        mixed = self.mixup(batch) if self.mixup else batch
-        features = self._features(batch, mixed, teacher_features)
+        mixed, features = self._sides(batch, teacher_features)
         weight = batch.get("weight")
         with full_precision(batch["input_ids"]):
             losses = {n: term(*(features[side] for side in term.sides), mixed) for n, term in self.terms.items()}
@@ -155,8 +153,7 @@ class Distiller(nn.Module):
     def layer_weights(self, **batch: Any) -> dict[str, Tensor]:
         """On a batch, of every objective that compares layers: how much each of the student's (rows, its
         `layers.student`) meets each of the teacher's (columns, its `layers.teacher`)."""
-        mixed = self.mixup(batch) if self.mixup else batch
-        features = self._features(batch, mixed)
+        mixed, features = self._sides(batch)
         found: dict[str, Tensor] = {}
         with full_precision(batch["input_ids"]):
             for name, term in self.terms.items():
@@ -165,17 +162,19 @@ class Distiller(nn.Module):
                 found |= {} if weights is None else {name: weights}
         return found
 
-    def _features(
-        self, batch: Mapping[str, Any], mixed: Mapping[str, Any], teacher: Features | None = None
-    ) -> dict[str, Features]:
-        """What every side says: of the inputs as they were mixed, and as they are."""
+    def _sides(
+        self, batch: Mapping[str, Any], teacher: Features | None = None
+    ) -> tuple[Mapping[str, Any], dict[str, Features]]:
+        """The batch with words hidden and examples mixed, and what every side says of it, or of the plain examples."""
+        batch = self.masking(batch) if self.masking else batch
+        mixed = self.mixup(batch) if self.mixup else batch
         if teacher is None:
             teacher = self.teacher.features(**mixed) if self.teacher else {}
         student = self.tap(**mixed) if self.tap.sites else {}
         features = {"teacher": teacher, "student": student, "plain": self._plain(batch)}
         if self.teacher:
             self.teacher.join()
-        return features
+        return mixed, features
 
     def _plain(self, batch: Mapping[str, Any]) -> Features:
         """The student on the inputs as they are, where they are mixed and somebody reads both."""

@@ -348,7 +348,7 @@ def _card(prepared: Prepared, scores: dict[str, Any]) -> str:
     )
 
 
-def _leave_beside(distiller: Distiller, place: Path) -> None:
+def _leave_beside(distiller: Distiller, file: Path) -> None:
     """Keep what a stage trained beside the student and may be of use without it, if anything."""
     beside = {
         f"{name}.{key}": value
@@ -357,7 +357,7 @@ def _leave_beside(distiller: Distiller, place: Path) -> None:
         if not key.startswith(term.passing)
     }
     if beside:
-        write_file(place, lambda place: save_file(gathered(beside), place))
+        write_file(file, lambda place: save_file(gathered(beside), place))
 
 
 def _tidy(folder: RunFolder) -> None:

@@ -192,6 +192,13 @@ def test_a_supplement_that_is_no_data_file_is_no_task_either(name):
         prepared("cr-ild", supplement=name)
 
 
+def test_a_folder_called_as_a_task_is_in_no_tasks_way(tmp_path, monkeypatch):
+    (tmp_path / "rte").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(LimbeckError, match='"rte" is a task, and there is no --data'):
+        prepared("cr-ild", supplement="rte")
+
+
 def test_contrast_needs_the_labels_of_its_own_data():
     other = toy.data(96, 8)["train"]
     asked = request(

@@ -15,7 +15,7 @@ from limbeck.data.kinds import KINDS, Kind, find_kind
 from limbeck.data.labels import kind_of
 from limbeck.data.packing import find_files
 from limbeck.data.spec import DataSpec
-from limbeck.data.tasks import Task, find_task
+from limbeck.data.tasks import GLUE, Task, find_task, plain
 from limbeck.errors import LimbeckError
 
 
@@ -98,7 +98,7 @@ def load_inputs(name: str, beside: DataSpec, kind: Kind = KINDS["classification"
         spec, task = DataSpec(train=name, **own), None
     elif kind.writes:
         raise _nothing_written(name)
-    elif Path(name).exists() or Path(name).suffix or Path(name).name != name:
+    elif plain(name) not in GLUE and (Path(name).exists() or Path(name).suffix or Path(name).name != name):
         raise LimbeckError(f'the supplement "{name}" is neither a task nor a file of {", ".join(SUFFIXES)}.')
     else:
         spec, task = DataSpec(task=name, data=beside.data), find_task(name)

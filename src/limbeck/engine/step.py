@@ -211,11 +211,11 @@ def captures(
     distiller: Distiller, say: Callable[[str], None], *, alone: bool = True, recomputed: bool = False
 ) -> Captures | None:
     """Where steps are captured; None where something keeps them from it, which is said."""
-    kept: dict[str, list[str]] = {}
+    terms: dict[str, list[str]] = {}  # by what keeps them from it
     for name, term in distiller.terms.items():
         if term.uncapturable:
-            kept.setdefault(term.uncapturable, []).append(name)
-    reasons = [f"{', '.join(names)}: {why}" for why, names in kept.items()]
+            terms.setdefault(term.uncapturable, []).append(name)
+    reasons = [f"{', '.join(names)}: {why}" for why, names in terms.items()]
     if not alone:
         reasons.append("processes wait for each other")
     if recomputed:
